@@ -11,11 +11,11 @@ steps with one contender. A step consists of forward pass, backward pass and upd
 also clip to norm 1 and add Gaussian noise. On a busy machine, measure the CPU time of one thread
 (`--cpu`), which does not include waiting for a core.
 
-Contenders: plain, plain-cl (channels-last), ours, lean (ours with less memory), owners (ours with
-whole owners as the unit, at the same number of records), the Opacus modes hooks, ew, functorch and
-ghost, and vmap (torch.func per-record gradients). Where a mode does not support a model, its cell
-says "-". With `--peers`, jax_privacy and TensorFlow Privacy are timed as well
-(`benchmarks/peers.py`).
+Contenders: plain, plain-cl (channels-last), shared-cl (the part of plain-cl that a private step
+shares), ours, lean (ours with less memory), owners (ours with whole owners as the unit, at the same
+number of records), the Opacus modes hooks, ew, functorch and ghost, and vmap (torch.func per-record
+gradients). Where a mode does not support a model, its cell says "-". With `--peers`, jax_privacy
+and TensorFlow Privacy are timed as well (`benchmarks/peers.py`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ import torch
 from torch import Tensor, nn
 
 import ownerwise as ow
-from models import CASES, Criterion, build
-from models import loss as loss_of
+from models import CASES, Criterion, build, loss_of
 
 CLIP, NOISE, RATE, THREADS = 1.0, 1.0, 0.01, 2
 TURN = 0.1
@@ -56,13 +55,32 @@ def plain(name: str, channels_last: bool = False) -> Step:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = x.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
+    criterion = loss_of(name)
 
     def step() -> None:
         optimizer.zero_grad()
-        loss_of(model(x), y).backward()
+        criterion(model(x), y).backward()
         optimizer.step()
 
     return step
+
+
+def shared(name: str) -> Step:
+    """Return what plain and private steps have in common: a plain one without weight gradients.
+
+    Images are in channels-last. The first layer's input needs no gradient, but its output does.
+    """
+    model, x, y = build(name)
+    if x.dim() != 4:
+        raise NotImplementedError("no images")
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = x.contiguous(memory_format=torch.channels_last)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    first = next(layer for layer in model.modules() if not list(layer.children()))
+    first.register_forward_hook(lambda layer, inputs, output: output.requires_grad_())
+    criterion = loss_of(name)
+    return lambda: criterion(model(x), y).backward()
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -79,7 +97,7 @@ def ours(name: str, **options: Any) -> Step:
     model, x, y = build(name)
     plan = make_plan(len(x))
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
-    step = ow.PrivateStep(model, plan, optimizer, loss_of, **options)
+    step = ow.PrivateStep(model, plan, optimizer, loss_of(name), **options)
     indices = np.arange(len(x))
     owner_index = np.zeros(len(x), dtype=np.int64)
     return lambda: step(ow.Batch(step.steps_spent, indices, owner_index, (x, y)))
@@ -97,7 +115,7 @@ def owners(name: str, *sizes: int) -> Step:
         records_per_owner=None,
     )  # fmt: skip
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
-    step = ow.PrivateStep(model, plan, optimizer, loss_of)
+    step = ow.PrivateStep(model, plan, optimizer, loss_of(name))
     rows = np.arange(len(x)), owner_index
     return lambda: step(ow.Batch(step.steps_spent, *rows, (x, y), by_owner=True))
 
@@ -137,10 +155,11 @@ def opacus(name: str, mode: str) -> Step:
 def vmap(name: str) -> Step:
     model, x, y = build(name)
     optimizer = torch.optim.SGD(trained(model), lr=RATE)
+    criterion = loss_of(name)
 
     def loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
         output = torch.func.functional_call(model, parameters, (record[None],))
-        return loss_of(output, target[None])
+        return criterion(output, target[None])
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
 
@@ -163,6 +182,7 @@ def vmap(name: str) -> Step:
 CONTENDERS: dict[str, Callable[[str], Step]] = {
     "plain": plain,
     "plain-cl": lambda name: plain(name, channels_last=True),
+    "shared-cl": shared,
     "ours": ours,
     "lean": lambda name: ours(name, performance=ow.Performance(lean=True)),
     "owners of 8": lambda name: owners(name, 8),

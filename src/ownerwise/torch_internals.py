@@ -57,6 +57,11 @@ INTERNALS: Mapping[str, str] = {
 }
 """Internals that are looked up by name, with their purpose."""
 
+OPTIONAL: Mapping[str, str] = {
+    "torch.ops.mkldnn._linear_pointwise": "multiply matrices faster on some processors",
+}
+"""Internals that some builds of torch lack, with their purpose."""
+
 MODULE_STATE: Mapping[str, str] = {
     "_parameters": "find all parameters of a model",
     "_buffers": "find all buffers of a model",
@@ -143,6 +148,7 @@ DispatchMode: Any = _find("torch.utils._python_dispatch.TorchDispatchMode")
 without_functions = _find("torch._C.DisableTorchFunction")
 flatten_dense_tensors = _find("torch._utils._flatten_dense_tensors")
 unflatten_dense_tensors = _find("torch._utils._unflatten_dense_tensors")
+onednn_linear: Any = _find("torch.ops.mkldnn._linear_pointwise")  # None without oneDNN
 global_step_hooks = tuple(
     _find(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")
 )

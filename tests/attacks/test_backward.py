@@ -85,6 +85,44 @@ def test_a_backward_pass_that_mixes_records_is_refused(name, by, hardened):
         take_steps(step, 3)  # a secret choice of records shows too little in 1 of 80 steps
 
 
+def without_conflicts(gradient, values):
+    """Removes from each record's gradient what opposes another's, as for several tasks."""
+    opposed = (gradient @ gradient.T).clamp(max=0)
+    return gradient - opposed / gradient.square().sum(1).clamp(min=1e-30) @ gradient
+
+
+def by_agreement(gradient, values):
+    """Multiplies each number by the share of records with the same sign."""
+    return gradient * (2 + gradient.sign() * gradient.sign().mean(0))
+
+
+@pytest.mark.parametrize("by", ["hook", "function", "dropout"])
+@pytest.mark.parametrize("change", [without_conflicts, by_agreement])
+@pytest.mark.parametrize("records", [6, 60])
+def test_gradients_that_depend_on_whether_others_oppose_them_are_found(change, by, records):
+    """One record moved the sum by several clip norms: all gradients in a trial run agreed."""
+    torch.manual_seed(0)
+    step = step_of(Model(change, by))
+    with pytest.raises(ow.OwnerwiseError, match="gradient of a record changes with the other"):
+        for number in range(3):
+            step(batch_of(records, number=number))
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 40])
+@pytest.mark.parametrize("by", ["hook", "function"])
+def test_a_backward_pass_that_mixes_only_more_records_than_a_trial_run_has(by, micro_batch_size):
+    """A trial run has 32 records; what it shows is confirmed on the batch itself."""
+
+    def if_many(gradient, values):
+        return gradient + gradient.roll(1, 0) if len(gradient) > 32 else gradient
+
+    torch.manual_seed(0)
+    performance = ow.Performance(micro_batch_size=micro_batch_size)
+    step = step_of(Model(if_many, by), performance=performance)
+    with pytest.raises(ow.OwnerwiseError, match="told apart"):
+        step(batch_of(60 if micro_batch_size is None else 80))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("records", [2, 3, 60])
 @pytest.mark.parametrize("by", ["hook", "function", "dropout"])

@@ -53,11 +53,11 @@ def test_an_owner_moves_histogram_and_gradient_by_at_most_what_is_paid(noise, sa
         data = torch.tensor(inputs, dtype=torch.float32)
         targets = [random.integers(0, count, len(owner)) for count in (3, 2)]
         targets = torch.tensor(np.stack(targets, axis=1))
-        state, seen = copy.deepcopy(sums.release.state()), []
+        state, seen = copy.deepcopy(step.release.state()), []
         fixed = 5 * torch.rand(2, 3, dtype=torch.float64)
 
         def total(rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-            sums.release.load_state(state)  # noqa: B023
+            step.release.load_state(state)  # noqa: B023
             batch = Batch(0, rows, owner[rows], (data[rows], targets[rows]),  # noqa: B023
                           by_owner=sampling == "owner")  # fmt: skip
             noised = Randomness(release=lambda h: seen.append(h.clone()) or fixed)  # noqa: B023

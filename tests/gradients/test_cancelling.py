@@ -117,6 +117,49 @@ def test_terms_of_vanishing_inputs_and_huge_gradients_cancel_too(name, size, slo
     assert moved_by_the_last_record(name, size, slope, lean) <= 1e-3 * (1 + 1e-3)
 
 
+class Opposed(nn.Module):
+    """The same numbers, used several times: what each use adds is far longer than the sum."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.scale, self.weights = nn.Parameter(torch.ones(16)), weights
+
+    def forward(self, x):
+        return sum(w * (x[:, number] * self.scale) for number, w in enumerate(self.weights))
+
+
+# the weight of each use, and where +M and -M stand
+USES = {
+    "two, of one term each": ([1.0, 1.0], (0, 1)),
+    "three, and the first is short": ([1e-3, 1.0, 1.0], (1, 2)),
+    "three, and the last is short": ([1.0, 1.0, 1e-3], (0, 1)),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", USES)
+def test_uses_that_cancel_each_other_move_the_sum_by_their_norm_alone(name, size):
+    weights, (plus, minus) = USES[name]
+    x = torch.rand(RECORDS, len(weights), 16)
+    x[-1] = 0
+    x[-1, plus], x[-1, minus] = size, -size
+    assert moved(Opposed(weights), x, torch.full((RECORDS,), 1e-3)) <= 1e-3 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("size", [2.0, 20.0, 200.0, 2000.0])
+@pytest.mark.parametrize("name", ["linear, formed", "linear, by grams", "convolution"])
+def test_a_record_whose_terms_nearly_cancel_moves_the_sum_by_its_clip_norm(name, size, lean):
+    """Terms up to 250,000 times longer than their sum: its norm is off by 0.2% at most."""
+    make, time, features, (plus, minus) = CASES[name]
+    torch.manual_seed(3)
+    model = make()
+    x = torch.rand(RECORDS, time, features) + 0.5
+    x[-1] *= 0.01
+    x[-1, plus], x[-1, minus] = size, -size
+    assert 0.998e-3 <= moved(model, x, torch.ones(RECORDS), lean=lean) <= 1e-3 * (1 + 1e-5)
+
+
 def moved_by_the_last_record(name, size, slope, lean):
     """Return how far it moves the clipped sum, for the clip norm 1e-3."""
     make, time, features, (plus, minus) = CASES[name]
@@ -130,6 +173,11 @@ def moved_by_the_last_record(name, size, slope, lean):
     x[-1, minus, 1 if isinstance(model, Read) else slice(None)] = -size
     slopes = torch.full((RECORDS,), 1e-3)
     slopes[-1] = slope
+    return moved(model, x, slopes, lean=lean)
+
+
+def moved(model, x, slopes, *, lean=False):
+    """Return how far the last record moves the sum of gradients clipped to 1e-3."""
     tape = Tape(model, lean=lean)
 
     def clipped_sum(rows):
@@ -140,5 +188,5 @@ def moved_by_the_last_record(name, size, slope, lean):
         return records.weighted_sum((1e-3 / records.norms).clamp(max=1.0))
 
     with_it, without = clipped_sum(x), clipped_sum(x[:-1])
-    moved = torch.stack([(with_it[p] - without[p]).double().norm() for p in with_it]).norm()
-    return float(moved)
+    parts = [(with_it[p] - without[p]).double().norm() for p in with_it]
+    return float(torch.stack(parts).norm())

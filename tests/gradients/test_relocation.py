@@ -253,7 +253,8 @@ def test_a_constant_index_in_order_is_not_slowed_down():
 
     model = model_of(forward)
     tape = Tape(model)
-    for count, expected in ((3, 3 + 1), (3, 1), (5, 1), (2, 1)):  # observed once
+    # observed once, and confirmed in a larger batch
+    for count, expected in ((3, 3 + 1), (3, 1), (5, 2 + 1), (4, 1), (5, 1), (2, 1)):
         passes = []
         x = records_of([2] * count)
         with tape:
@@ -261,3 +262,131 @@ def test_a_constant_index_in_order_is_not_slowed_down():
         outputs.register_hook(passes.append)
         assert_equal(tape.backward(wavy(outputs)), loop(model, x))
         assert len(passes) == expected
+
+
+def time_first(m, x):
+    rows = x.transpose(0, 1).flatten(0, 1)
+    return m.layer(rows).unflatten(0, (TIME, len(x))).transpose(0, 1)
+
+
+def time_first_by_property(m, x):
+    rows = torch.stack(x.unbind(1)).flatten(0, 1)
+    return m.layer(rows).unflatten(0, (TIME, len(x))).permute([1, 0, 2])
+
+
+def time_first_by_einsum(m, x):
+    rows = torch.einsum("bti->tbi", x).flatten(0, 1)
+    return torch.einsum("tbi->bti", m.layer(rows).unflatten(0, (TIME, len(x))))
+
+
+def time_first_by_join(m, x):
+    rows = torch.cat([x[:, i : i + 1] for i in range(TIME)], 1).mT.movedim(2, 0)
+    return m.layer(rows.flatten(0, 1)).unflatten(0, (TIME, len(x))).movedim(0, 1)
+
+
+def backwards(m, x):
+    return m.layer(x.flip(0).flatten(0, 1)).unflatten(0, x.shape[:2]).flip(0)
+
+
+def records_first(m, x):
+    return m.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def copied(m, x):
+    both = x[:, 0].repeat(2, 1)
+    return m.layer(both).unflatten(0, (2, len(x))).transpose(0, 1)
+
+
+def repeated(m, x):
+    return m.layer(x[:, 0].repeat_interleave(2, 0)).unflatten(0, (len(x), 2))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    "ways",
+    [
+        (records_first, time_first),
+        (records_first, time_first_by_property),
+        (records_first, time_first_by_einsum),
+        (records_first, time_first_by_join),
+        (records_first, backwards),
+        (copied, repeated),
+    ],
+    ids=lambda ways: ways[1].__name__,
+)
+def test_a_model_that_chooses_between_two_orders_is_exact_or_refused(ways, turned):
+    """In Python, by what the data say: both orders give the same outputs, so no check of them can
+    tell, and a layout kept from one would mix the records of the other."""
+    ways = ways[::-1] if turned else ways
+
+    def forward(m, x):
+        return m.last(ways[bool(x.mean() > 0)](m, x).tanh().mean(1))
+
+    model = model_of(forward)
+    tape = Tape(model)
+    for sign in (-1, 1, 1, -1):
+        x = torch.randn(5, TIME, WIDTH)
+        x = x - x.mean() + sign
+        try:
+            found = run(tape, x)
+        except Refused:
+            assert backwards in ways
+        else:
+            assert_equal(found, loop(model, x))
+
+
+def test_a_model_that_mixes_only_large_batches_is_refused():
+    """A known layout is confirmed in every batch that is larger than those before."""
+
+    def forward(m, x):
+        hidden = m.layer(x.mean(1)).tanh()
+        return m.last(hidden.cumsum(0) if len(x) > 4 else hidden)
+
+    model = model_of(forward)
+    tape = Tape(model)
+    for count in (3, 4):
+        x = torch.randn(count, TIME, WIDTH)
+        assert_equal(run(tape, x), loop(model, x))
+    with pytest.raises(Refused, match="told apart"):
+        run(tape, torch.randn(5, TIME, WIDTH))
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_what_a_tape_has_learned_is_confirmed_on_its_own_losses(count):
+    """Another tape has observed losses of one output only, of which no other record is part."""
+
+    def forward(m, x):
+        hidden = m.layer(x.mean(1)).tanh()
+        return torch.cat([m.last(hidden), hidden.roll(1, 0)], 1)
+
+    model = model_of(forward)
+    tape, other = Tape(model), Tape(model)
+    x = torch.randn(5, TIME, WIDTH)
+    with other:
+        outputs = model(x)
+    other.backward(outputs[:, 0])
+    tape.learn(other)
+    with tape:
+        outputs = model(x[:count])
+    with pytest.raises(Refused, match="told apart"):
+        tape.backward(wavy(outputs))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_choice_of_the_dimension_to_join_is_exact(dim):
+    """Steps of time one by one, joined along time or along records."""
+
+    def forward(m, x):
+        first = int(x.mean() > 0) == dim
+        parts = [x[:, i] for i in range(TIME)]
+        rows = (torch.stack(parts, 1) if first else torch.cat(parts)).reshape(-1, WIDTH)
+        hidden = m.layer(rows).tanh()
+        hidden = hidden.view(len(x), TIME, -1).mean(1) if first else sum(hidden.chunk(TIME)) / TIME
+        return m.last(hidden)
+
+    model = model_of(forward)
+    tape = Tape(model)
+    for sign in (-1, 1, -1):
+        x = torch.randn(5, TIME, WIDTH)
+        x = x - x.mean() + sign
+        assert_equal(run(tape, x), loop(model, x))

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ownerwise.gradients import workspace as workspace_module
 from ownerwise.gradients.workspace import Workspace
 
 LIKE = torch.zeros(0)
@@ -58,3 +59,14 @@ def test_lean_keeps_nothing():
     workspace = Workspace(lean=True)
     workspace.give_back(workspace.lend((8,), LIKE))
     assert held(workspace) == 0
+
+
+def test_large_blocks_are_kept_only_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(workspace_module, "_MOST_KEPT", 4 * 100)
+    workspace = Workspace()
+    for _ in range(3):
+        blocks = [workspace.lend((32,), LIKE) for _ in range(5)]
+        for block in blocks:
+            workspace.give_back(block)
+        assert held(workspace) == 2 * 36
+        assert workspace._kept == 4 * held(workspace)

@@ -1,5 +1,7 @@
 """What PATE refuses: a second release from one plan, counts of other votes, mixed-up teachers."""
 
+import contextlib
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +56,67 @@ def test_a_plan_pays_for_one_release():
         with pytest.raises(ow.OwnerwiseError, match="epsilons would add up"):
             ow.pate.answer(again, counts[10:])
     ow.pate.answer(plan, counts[10:], ow.SecretStream.from_seed(0))
+
+
+def test_of_two_threads_at_once_one_releases(monkeypatch):
+    """Both look before either is counted, unless they wait for each other."""
+    plan, answered = make(questions=44, answers=44), []
+    both_looked = threading.Barrier(2)
+
+    class Slow(set):
+        def __contains__(self, paid):
+            found = super().__contains__(paid)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both_looked.wait(timeout=0.2)
+            return found
+
+    def work():
+        with contextlib.suppress(ow.OwnerwiseError):
+            answered.append(ow.pate.answer(plan, counts_of(plan)))
+
+    monkeypatch.setattr(answering, "_released", Slow())
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answered) == 1
+
+
+def test_no_question_spends_nothing(tmp_path):
+    plan = make(questions=45, answers=45)
+    labels = ow.pate.answer(plan, counts_of(plan)[:0], folder=tmp_path)
+    assert labels.dtype == np.int64
+    assert len(labels) == 0
+    assert read_account(tmp_path) is None
+    assert len(ow.pate.answer(plan, counts_of(plan), folder=tmp_path)) == 20
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_of_a_training_run_and_a_release_one_has_the_folder(steps, tmp_path):
+    """A run that has spent nothing loses the folder, and can take no step on its account."""
+    data = torch.randn(200, 3), torch.zeros(200, dtype=torch.long)
+    plan, model = ow.plan(OWNERS, steps=4, batch_size=20), nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stream = ow.SecretStream()
+    step = ow.PrivateStep(model, plan, optimizer, nn.functional.cross_entropy, stream=stream)
+    batches = iter(ow.PoissonBatches(data, plan, stream=stream))
+    for _ in range(steps):
+        step(next(batches))
+    step.save(tmp_path)
+    asked = make(questions=41 + steps, answers=41 + steps)
+    if steps == 0:
+        ow.pate.answer(asked, counts_of(asked), folder=tmp_path)
+        with pytest.raises(ow.OwnerwiseError, match="only one may train a run"):
+            step(next(batches))
+        assert read_account(tmp_path).plan == asked.hash
+        return
+    before = read_account(tmp_path)
+    with pytest.raises(ow.OwnerwiseError, match="is spent"):
+        ow.pate.answer(asked, counts_of(asked), folder=tmp_path)
+    assert read_account(tmp_path) == before
+    step(next(batches))
+    assert len(ow.pate.answer(asked, counts_of(asked))) == 20  # nothing was charged
 
 
 def test_a_folder_pays_for_one_release_in_any_process(tmp_path, monkeypatch):

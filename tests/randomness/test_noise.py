@@ -1,5 +1,6 @@
 """Noise. Statistical tests use fixed seeds and p > 1e-6 (their false-alarm rate)."""
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -7,12 +8,15 @@ import os
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from ownerwise.randomness import (
     Noise,
     SecretStream,
 )
+from ownerwise.randomness import noise as noise_module
 from ownerwise.randomness.noise import grid_of, standard_laplace, standard_normal
 
 ALARM = 1e-6
@@ -143,8 +147,54 @@ def test_laplace_scale_and_own_purpose():
     assert float((histogram == other).double().mean()) < 1e-4
 
 
+@given(
+    shapes=st.lists(st.sampled_from([(), (0, 2), (1,), (3, 5), (16,), (7, 9)]), min_size=1),
+    dtypes=st.lists(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), min_size=1),
+    transposed=st.booleans(),
+    overwrite=st.booleans(),
+    std=st.sampled_from([0.3, 1.0, 7.0]),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_blocks_change_nothing(monkeypatch, shapes, dtypes, transposed, overwrite, std):
+    """Several tensors in a block, and several blocks in a tensor: as if done in one go."""
+    monkeypatch.setattr(noise_module, "_BLOCK", 16)
+    monkeypatch.setattr(noise_module, "_FEW", 8)
+    grid, factor = grid_of(std), 0.37
+    sums = [
+        (10 * torch.randn(shape)).to(dtype)
+        for shape, dtype in zip(shapes, itertools.cycle(dtypes), strict=False)
+    ]
+    sums = [part.T if transposed and part.dim() == 2 else part for part in sums]
+    before = [part.clone() for part in sums]
+    stream = SecretStream.from_seed(1)
+    size = sum(part.numel() for part in sums)
+    normals = standard_normal(stream.child("noise").at_step(0), size)
+    units = (normals * (std / grid)).round()
+    made = seeded().gaussian(0, sums, std, grid, factor, overwrite=overwrite)
+    for part, total, noise in zip(
+        made, before, units.split([t.numel() for t in sums]), strict=True
+    ):
+        expected = (total.double() / grid).round() + noise.view(total.shape)
+        assert torch.equal(part, (expected * (grid * factor)).to(total.dtype))
+    if not overwrite:
+        assert all(map(torch.equal, sums, before))
+
+
+def test_overwriting_saves_memory_but_never_noises_a_number_twice():
+    own, whole = torch.randn(50_000), torch.randn(60_000)
+    halves, twice = whole.split(30_000), torch.randn(40_000)
+    sums = [own, *halves, twice, twice]
+    expected = seeded().gaussian(0, sums, 1.0, grid_of(1.0))
+    made = seeded().gaussian(0, sums, 1.0, grid_of(1.0), overwrite=True)
+    assert all(map(torch.equal, made, expected))
+    assert made[0].data_ptr() == own.data_ptr()
+    places = [part.data_ptr() for part in made[1:]]
+    assert len(set(places)) == 4
+    assert not {part.data_ptr() for part in sums} & set(places)
+
+
 def test_the_number_of_threads_changes_nothing():
-    like = [torch.empty(300_001, dtype=torch.float64)]
+    like = [torch.empty(400_001, dtype=torch.float64)]
     threads = torch.get_num_threads()
     made = []
     try:

@@ -33,6 +33,20 @@ def test_words_are_the_aes_ctr_key_stream_of_the_step():
     assert stream.at_step(5).words(6).tobytes() == cipher.update(bytes(48))
 
 
+def test_words_may_be_put_into_given_memory():
+    memory = np.full(200, 7, dtype=np.uint8)
+    drawn, expected = seeded().words(20, memory), seeded().words(20)
+    assert np.shares_memory(drawn, memory)
+    assert np.array_equal(drawn, expected)
+
+
+def test_long_draws_equal_short_ones(monkeypatch):
+    """Whether or not the zeros that are encrypted are at hand."""
+    expected = seeded().words(50)
+    monkeypatch.setattr(ow_random, "_ZEROS", memoryview(bytes(64)))
+    assert np.array_equal(seeded().words(50), expected)
+
+
 @given(st.lists(st.integers(0, 9), max_size=8))
 def test_one_long_draw_equals_many_short_ones(counts):
     parts = seeded()

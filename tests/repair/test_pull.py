@@ -16,7 +16,7 @@ from torch.nn import functional
 import ownerwise as ow
 from ownerwise.repair import REPAIRS, as_repair, shifted
 from ownerwise.repair.counts import read_counts
-from ownerwise.step.clipped_sums import LossCheck
+from ownerwise.step.loss_separation import LossCheck
 from tools import step_tools as tools
 
 cross_entropy = functional.cross_entropy

@@ -15,7 +15,8 @@ from ownerwise.mechanisms import IndividualFilter
 from ownerwise.mechanisms.ino import INO
 from ownerwise.processes import Processes
 from ownerwise.randomness import Noise
-from ownerwise.step import clipped_sums
+from ownerwise.step import model_passes
+from ownerwise.step.batch_weights import BatchWeights
 from ownerwise.step.clipped_sums import ClippedSums
 from ownerwise.step.private_step import PrivateStep
 from ownerwise.step.run_randomness import RunRandomness
@@ -141,7 +142,7 @@ def rows_of_an_owner_clipped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
         inputs, targets = batch.data
         return Rows(inputs, targets, batch.owner_index, total=len(batch))
 
-    monkeypatch.setattr(clipped_sums, "place", place)
+    monkeypatch.setattr(model_passes, "place", place)
 
 
 def retired_records_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +200,7 @@ def _exchange(monkeypatch: pytest.MonkeyPatch, factor: Callable[[Processes], flo
 
 def weights_of_each_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process weights its own share of the batch as if it were the whole batch."""
-    real = ClippedSums._weights_of
+    real = BatchWeights.of
 
     def weights_of(self, batch, losses):
         if (share := batch.share) is None:
@@ -207,11 +208,11 @@ def weights_of_each_share(monkeypatch: pytest.MonkeyPatch) -> None:
         weights = np.zeros(len(share))
         for rank in range(share.processes.count):
             own, owners = share.of == rank, share.owner_index[share.of == rank]
-            clip_norms = self.plan.clip_norms[owners]
-            weights[own] = self.weights.weights(losses[own], clip_norms, owners)
+            clip_norms = self._plan.clip_norms[owners]
+            weights[own] = self._weights.weights(losses[own], clip_norms, owners)
         return weights
 
-    monkeypatch.setattr(ClippedSums, "_weights_of", weights_of)
+    monkeypatch.setattr(BatchWeights, "of", weights_of)
 
 
 BUGS = {

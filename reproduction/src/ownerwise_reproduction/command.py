@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ownerwise.cli.configuration import add_changes
 from ownerwise.errors import OwnerwiseError
 from ownerwise_reproduction import (
     budget_pages,
@@ -137,16 +138,8 @@ def _add_trial_options(command: argparse.ArgumentParser, wanted: str, seeds: int
     command.add_argument("--steps", type=int, help="number of steps [as in the setting]")
     command.add_argument("--clipping", help="clipping rule: standard, auto-s, psac or importance")
     command.add_argument("--accountant", help="pld or rdp")
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="changes",
-        metavar="SECTION.KEY=VALUE",
-        help="change a value in the setting; may be repeated",
-    )
+    add_changes(command, "setting")
     command.add_argument("--results", type=Path, default=RESULTS, help=f"folder [{RESULTS}]")
-    command.add_argument("--data-dir", type=Path, help="folder of the data sets")
     command.add_argument("--jobs", type=int, default=1, help="parallel processes [1]")
 
 

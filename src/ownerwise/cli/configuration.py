@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ownerwise.config.reading import Config
 
 
-def add_changes(command: argparse.ArgumentParser) -> None:
+def add_changes(command: argparse.ArgumentParser, where: str = "file") -> None:
     """Add the options that change a configuration, or where its data is."""
     command.add_argument(
         "--set",
@@ -20,7 +20,7 @@ def add_changes(command: argparse.ArgumentParser) -> None:
         default=[],
         dest="changes",
         metavar="SECTION.KEY=VALUE",
-        help="change a value in the file; may be repeated",
+        help=f"change a value in the {where}; may be repeated",
     )
     command.add_argument("--data-dir", type=Path, help="folder that contains the data sets")
 

@@ -35,8 +35,8 @@ any gradient; `check(model, inputs)` finds those.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes `weighted_sum`
 by at most C_i in L2 norm, up to rounding. (On five benchmark models at their initial weights, with
-24 records each, float32 norms were at most 5e-7 below the exact ones. Gram matrices lose precision
-where a record's own terms cancel.) A record whose gradient is not finite contributes exactly zero.
+24 records each, float32 norms were at most 5e-7 below the exact ones. Where a record's own terms
+cancel, norms are rounded up.) A record whose gradient is not finite contributes exactly zero.
 An empty batch gives zero sums.
 
 Regions under `torch.utils.checkpoint` are computed again in the backward pass, with the same calls;

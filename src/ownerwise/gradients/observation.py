@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -14,25 +15,44 @@ from ownerwise.gradients.problems import Problem
 from ownerwise.gradients.relocation import Relocations
 from ownerwise.gradients.taps import Tap
 
-__all__ = ["find_layouts"]
+__all__ = ["Kept", "find_layouts"]
 
 _FACTORS = 32  # powers of two by which the losses are multiplied, 2 ** 0 to 2 ** 31
+_AT_ONCE = 1 << 20  # numbers that are converted to float64 at once
 
 Observe = Callable[[Tensor, Callable[[Tap, Tensor], None]], None]
 
 
+@dataclass
+class Kept:
+    """What earlier batches have shown about one sequence of calls.
+
+    Attributes:
+        layouts: the layout of every tap.
+        shown: for every tap, whether it has had a nonzero gradient, which shows its layout.
+        count: the most records for which this is known; larger batches confirm it.
+    """
+
+    layouts: list[Layout]
+    shown: list[bool]
+    count: int
+
+
 def find_layouts(
     taps: list[Tap],
-    known_layouts: dict[object, list[Layout]],
+    known_layouts: dict[object, Kept],
     losses: Tensor,
     observe: Observe,
     relocations: Relocations,
 ) -> list[Problem]:
     """Set the layout of every tap, known from earlier batches or determined by observation.
 
+    Known layouts are confirmed if data may have moved the records, if some layout has not been
+    shown yet, and in a larger batch than any before: a model may treat large batches differently.
+
     Args:
         taps: the uses of parameters, in the order of the forward pass.
-        known_layouts: earlier observations, keyed by the sequence of calls; new ones are added.
+        known_layouts: what is known, keyed by the sequence of calls; new observations are added.
         losses: one loss per record, `[B]`.
         observe: backpropagates the losses with the given weights, and passes every gradient to the
             given function.
@@ -48,58 +68,85 @@ def find_layouts(
         return []
     signature = (*[tap.key for tap in taps], *relocations.places)
     known = known_layouts.get(signature)
-    if known is not None:
-        for tap, layout in zip(taps, known, strict=True):
-            if not fits(layout, tap.shape, count):
-                break
+    if known is not None and all(
+        fits(layout, tap.shape, count) for tap, layout in zip(taps, known.layouts, strict=True)
+    ):
+        unshown = set()
+        for tap, layout, shown in zip(taps, known.layouts, known.shown, strict=True):
             tap.layout = layout
-        else:
-            if not relocations.by_data or _confirmed(taps, losses, observe):
-                return []
-    certain, problems = _observe_layouts(taps, losses, observe)
-    if certain:
-        known_layouts[signature] = [tap.layout or WHOLE for tap in taps]
+            if not shown:
+                unshown.add(id(tap))
+        if not (unshown or relocations.by_data or count > known.count):
+            return []
+        if _confirmed(losses, observe, unshown):
+            known.count = max(known.count, count)
+            return []
+    seen, problems = _observe_layouts(taps, losses, observe)
+    if not problems and all(
+        len(tap.trials) == 1 or not shown for tap, shown in zip(taps, seen, strict=True)
+    ):
+        known_layouts[signature] = Kept([tap.layout or WHOLE for tap in taps], seen, count)
     return problems
 
 
-def _confirmed(taps: list[Tap], losses: Tensor, observe: Observe) -> bool:
+def _confirmed(losses: Tensor, observe: Observe, unshown: set[int]) -> bool:
     """Return whether the gradients of a batch are where the layouts of the taps say they are.
 
     If a record's loss is multiplied by a power of two, so is the absolute sum of its gradients,
-    without rounding. The factors tell every two records apart. Where gradients overflow or a call
-    rounds differently each time, the layouts count as not confirmed and are observed again.
+    without rounding. The factors tell every two records apart, and each of two records has the
+    larger factor in one of the first two passes, which magnifies whatever reaches the other one.
+    Where gradients overflow or a call rounds differently each time, the layouts count as not
+    confirmed and are observed again, as they do if the taps in `unshown`, whose gradients have
+    always been zero, now have others.
     """
     count = len(losses)
-    plain: dict[int, Tensor] = {}
-    same = True
-
-    def sums_of(tap: Tap, gradient: Tensor) -> Tensor:
-        assert tap.layout is not None
-        parts = tap.layout.records(gradient, count).reshape(count, -1)
-        return torch.linalg.vector_norm(parts, 1, dim=1, dtype=torch.float64)
-
-    def remember(tap: Tap, gradient: Tensor) -> None:
-        plain[id(tap)] = sums_of(tap, gradient)
-
-    observe(torch.ones_like(losses), remember)
     number = torch.randperm(count, generator=torch.Generator().manual_seed(count))
-    while same and bool(number.any()):
-        factors = torch.exp2((number % _FACTORS).double()).to(losses.device)
+    exponents = [number % _FACTORS, _FACTORS - 1 - number % _FACTORS]
+    while (number := number // _FACTORS).any():
+        exponents.append(number % _FACTORS)
+    first: dict[int, Tensor] = {}
+    same = True
+    for exponent in exponents:
+        factors = torch.exp2(exponent.double()).to(losses.device)
+        begins = exponent is exponents[0]
 
-        def compare(tap: Tap, gradient: Tensor, factors: Tensor = factors) -> None:
+        def compare(
+            tap: Tap, gradient: Tensor, factors: Tensor = factors, begins: bool = begins
+        ) -> None:
             nonlocal same
-            expected = plain.get(id(tap))
-            same &= expected is not None and torch.equal(sums_of(tap, gradient), expected * factors)
+            if not same:
+                return
+            sums = _absolute_sums(tap, gradient, count) / factors
+            if begins:
+                first[id(tap)] = sums
+                same = bool(sums.isfinite().all()) and not (id(tap) in unshown and sums.any())
+            else:
+                expected = first.get(id(tap))
+                same = expected is not None and torch.equal(sums, expected)
 
         observe(factors.to(losses.dtype), compare)
-        number //= _FACTORS
-    return same
+        if not same:
+            return False
+    return True
+
+
+def _absolute_sums(tap: Tap, gradient: Tensor, count: int) -> Tensor:
+    """Return the absolute sum of each record's gradients, float64 `[count]`."""
+    assert tap.layout is not None
+    parts = tap.layout.records(gradient, count)
+    at_once = max(1, _AT_ONCE * count // max(1, gradient.numel()))
+    return torch.cat(
+        [
+            torch.linalg.vector_norm(some.reshape(len(some), -1), 1, dim=1, dtype=torch.float64)
+            for some in parts.split(at_once)
+        ]
+    )
 
 
 def _observe_layouts(
     taps: list[Tap], losses: Tensor, observe: Observe
-) -> tuple[bool, list[Problem]]:
-    """Find every tap's layout; return whether all layouts are certain, and the problems.
+) -> tuple[list[bool], list[Problem]]:
+    """Find every tap's layout; return whether each had a nonzero gradient, and the problems.
 
     If a tap has several layouts left after every division of the batch, they all assign each
     nonzero gradient in this batch to the same record, so any of them will do, but only for this
@@ -119,7 +166,6 @@ def _observe_layouts(
                 seen.add(id(tap))
 
         observe(kept.to(losses.dtype), arrived)
-    certain = len(seen) == len(taps) and all(len(tap.trials) == 1 for tap in taps)
     problems = []
     for tap in taps:
         if tap.trials:
@@ -133,7 +179,7 @@ def _observe_layouts(
                 "make every operation treat records separately and keep a dimension for them",
             )
         )
-    return certain, problems
+    return [id(tap) in seen for tap in taps], problems
 
 
 def _parts(count: int) -> Iterator[Tensor]:

@@ -7,7 +7,9 @@ long, a kept layout would later assign gradients to other records. Kept layouts 
 confirmed in every batch in which such a call occurs, which takes two or more further backward
 passes. Numbers in indices, as in `x[i]`, are part of what identifies a sequence of calls. So is an
 index that is a constant 0, 1, 2, ...: it selects the same entries as a slice, and the attention
-masks of the transformers library are made with it.
+masks of the transformers library are made with it. Calls that exchange dimensions, or say along
+which one to join, are part of it too: a model may choose between two orders in Python, by what the
+data say, without any difference in its outputs.
 """
 
 from __future__ import annotations
@@ -35,13 +37,28 @@ _BY_DATA = (
     *("topk", "repeat_interleave"),
 )
 
+# Their arguments, and which of them is called, decide where the records of their result are.
+_ARRANGING = (
+    *("transpose", "transpose_", "t", "t_", "adjoint", "permute", "movedim", "moveaxis"),
+    *("swapaxes", "swapaxes_", "swapdims", "swapdims_", "flip", "fliplr", "flipud", "rot90"),
+    *("unsqueeze", "unsqueeze_", "unbind", "chunk", "split", "roll", "repeat", "tile", "einsum"),
+    *("as_strided", "tensordot"),
+)
+_ARRANGING_CALLS = frozenset(
+    (
+        *(getattr(place, n) for n in _ARRANGING for place in (torch, Tensor) if hasattr(place, n)),
+        *(Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__),  # type: ignore
+    )
+)
+
 RELOCATING: frozenset[Function] = frozenset(
     (
         *_INDEXED,
         *_JOINING,
+        *_ARRANGING_CALLS,
         *(getattr(place, n) for n in _BY_DATA for place in (torch, Tensor) if hasattr(place, n)),
         *(functional.embedding, pack_padded_sequence, pad_sequence),
-        *(torch.vstack, torch.split, Tensor.split, torch.roll, Tensor.roll),
+        torch.vstack,
     )
 )
 """Calls that are passed to `Relocations.note`."""
@@ -53,7 +70,8 @@ class Relocations:
     Attributes:
         by_data: whether data may have decided where records went.
         places: the numbers that occurred in indices, in order; for a constant 0, 1, 2, ..., along
-            which dimensions it has a single entry.
+            which dimensions it has a single entry; and the calls that arrange dimensions, with
+            their numbers.
     """
 
     def __init__(self) -> None:
@@ -75,7 +93,9 @@ class Relocations:
             count: a guess at the number of records.
             is_data: whether a tensor is neither parametric nor constant.
         """
-        if func in _INDEXED and len(args) > 1:
+        if func in _ARRANGING_CALLS:
+            self._note_numbers(func, args, kwargs)
+        elif func in _INDEXED and len(args) > 1:
             if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
                 return  # such as x[mask] = 0
             if func is Tensor.__getitem__ and not is_data(args[0]):
@@ -84,19 +104,24 @@ class Relocations:
         elif func in _JOINING or func is torch.vstack:
             joined = _argument(args, kwargs, 0, "tensors")
             self.by_data |= isinstance(joined, list | tuple) and len(joined) == count
+            self._note_numbers(func, args[1:], kwargs)
         elif func is functional.embedding:
             self.by_data |= is_data(_argument(args, kwargs, 1, "weight"))
-        elif name_of(func) in ("split", "roll"):
-            numbers = [*args, *sorted(kwargs.items())]
-            self.places.append(repr([arg for arg in numbers if not isinstance(arg, Tensor)]))
         elif name_of(func) == "repeat_interleave":
             self.by_data |= isinstance(_argument(args, kwargs, 1, "repeats"), Tensor)
+            self._note_numbers(func, args, kwargs)
         elif name_of(func) == "gather":  # the records are where they are in the index
             self.by_data |= is_data(_argument(args, kwargs, 0, "input"))
         elif name_of(func) == "index_select":
             self._index(_argument(args, kwargs, 2, "index"), is_data)
         else:
             self.by_data = True
+
+    def _note_numbers(
+        self, func: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        given = [*args, *sorted(kwargs.items())]
+        self.places.append((func, repr([value for value in given if _holds_no_tensor(value)])))
 
     def _index(self, index: Any, is_data: Callable[[Any], bool]) -> None:
         for part in index if isinstance(index, tuple) else (index,):
@@ -116,6 +141,12 @@ class Relocations:
 
 def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
     return args[place] if len(args) > place else kwargs.get(name)
+
+
+def _holds_no_tensor(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_holds_no_tensor, value))
+    return not isinstance(value, Tensor)
 
 
 def _in_order(index: Tensor) -> bool:

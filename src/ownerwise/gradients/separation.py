@@ -47,6 +47,8 @@ __all__ = [
     "separate",
 ]
 
+_AT_ONCE = 1 << 20  # numbers that are compared at once
+
 Agree = Callable[[Any, Any, float], bool]  # whether two results agree up to a share
 
 
@@ -105,9 +107,16 @@ def rows_agree(first: Tensor, second: Tensor, room: float | Tensor) -> bool:
 def close(first: Tensor, second: Tensor, share: float) -> bool:
     """Return True if no row differs by more than a fraction `share` of its own norm."""
     count = len(first) if first.dim() else 1
-    first, second = first.double().reshape(count, -1), second.double().reshape(count, -1)
-    sizes = torch.linalg.vector_norm(first, dim=1).nan_to_num(0.0, 0.0, 0.0)
-    return rows_agree(first, second, share * (sizes + 1e-3))
+    first, second = first.reshape(count, -1), second.reshape(count, -1)
+    if first.shape != second.shape:
+        return False
+    at_once = max(1, _AT_ONCE // max(1, first.shape[1]))  # copies in float64 are large
+    for some, others in zip(first.split(at_once), second.split(at_once), strict=True):
+        some, others = some.double(), others.double()
+        sizes = torch.linalg.vector_norm(some, dim=1).nan_to_num(0.0, 0.0, 0.0)
+        if not rows_agree(some, others, share * (sizes + 1e-3)):
+            return False
+    return True
 
 
 def same_outputs(first: list[Tensor], second: list[Tensor], share: float) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,8 @@ from torch import Tensor, nn
 
 from ownerwise.gradients.backward import send_back
 from ownerwise.gradients.calls import Function, name_of, tensors_in, writes_in_place
-from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.memory_budget import MemoryBudget
-from ownerwise.gradients.observation import find_layouts
+from ownerwise.gradients.observation import Kept, find_layouts
 from ownerwise.gradients.per_record_gradients import Collector, PerRecordGradients
 from ownerwise.gradients.precision import full_precision
 from ownerwise.gradients.problems import Problem, Refused
@@ -37,6 +37,7 @@ from ownerwise.gradients.rules import (
     fallback,
 )
 from ownerwise.gradients.segments import Segments
+from ownerwise.gradients.sketches import Sketcher
 from ownerwise.gradients.taps import Arrive, Build, Delivery, Tap
 from ownerwise.gradients.tracked_parameters import (
     FACTORIES,
@@ -75,7 +76,7 @@ class Tape:
         self._workspace = Workspace(lean)
         self._delivery = Delivery()
         self._checked: dict[object, bool] = {}
-        self._layouts: dict[object, list[Layout]] = {}
+        self._layouts: dict[object, Kept] = {}
 
     def __enter__(self) -> Tape:
         if self._tracker is None:
@@ -102,6 +103,16 @@ class Tape:
         """Discard everything recorded in the last forward pass."""
         self._pass = None
 
+    def learn(self, other: Tape) -> None:
+        """Take over where another tape of the same model has observed the records.
+
+        This tape confirms what it has learned in its next batch, whose losses may be others.
+        """
+        for signature, kept in other._layouts.items():
+            own = self._layouts.get(signature)
+            if own is None or own.layouts != kept.layouts:
+                self._layouts[signature] = replace(kept, count=0)
+
     def backward(self, losses: Tensor, segments: Segments | None = None) -> PerRecordGradients:
         """Run one backward pass through the activations without computing parameter gradients.
 
@@ -113,6 +124,30 @@ class Tape:
         Raises:
             Refused: if records cannot be told apart, or the tape missed a use of a parameter.
         """
+        traced = self._traced(losses)
+        parameters, taps = traced.tracker.parameters, traced.taps
+        weights = torch.ones_like(losses) if segments is None else segments.shares.to(losses)
+        collector = Collector(parameters, taps, losses, traced.budget, segments)
+        with self._sent_back(traced, losses, weights, collector.arrive):
+            return collector.finish()
+
+    def sketches(self, losses: Tensor) -> Tensor:
+        """Return random projections of the per-record gradients, float64 `[B, SKETCHES]`.
+
+        Args:
+            losses: `[B]`, one loss per record.
+
+        Raises:
+            Refused: as in `backward`.
+        """
+        traced = self._traced(losses)
+        sketcher = Sketcher(traced.tracker.parameters, len(losses))
+        ones = torch.ones_like(losses)
+        with self._sent_back(traced, losses, ones, sketcher.arrive):
+            return sketcher.finish()
+
+    def _traced(self, losses: Tensor) -> _ForwardPass:
+        """Return the last forward pass."""
         if self._pass is None:
             raise RuntimeError("the tape is empty: run the model inside `with tape:` first")
         if losses.dim() != 1:
@@ -120,9 +155,22 @@ class Tape:
                 "losses must have one entry per record, shape [B]; "
                 f"got {tuple(losses.shape)}. Use reduction='none'"
             )
-        taps = self._pass.taps
-        parameters = self._pass.tracker.parameters
-        replay = self._pass.replay()
+        return self._pass
+
+    @contextmanager
+    def _sent_back(
+        self,
+        traced: _ForwardPass,
+        losses: Tensor,
+        weights: Tensor,
+        arrive: Arrive,
+    ) -> Iterator[None]:
+        """Find out where the records lie, and pass the gradients of all taps to `arrive`.
+
+        The context is that for computing norms and sums from them; then the pass is discarded.
+        """
+        taps, parameters = traced.taps, traced.tracker.parameters
+        replay = traced.replay()
 
         def send(weights: Tensor, arrive: Arrive, *, keep: bool = True) -> None:
             def untraced_arrive(tap: Tap, gradient: Tensor) -> None:
@@ -133,17 +181,18 @@ class Tape:
             with self._delivery.to(given, last=not keep), replay or nullcontext():
                 send_back(self.model, losses, weights, parameters, keep=keep)
 
-        collector = Collector(parameters, taps, losses, self._pass.budget, segments)
+        def consume(tap: Tap, gradient: Tensor) -> None:
+            arrive(tap, gradient)
+            tap.release()
+
         try:
             with full_precision(losses.device):
                 if len(losses) and losses.requires_grad:
-                    moved = self._pass.relocations
+                    moved = traced.relocations
                     for problem in find_layouts(taps, self._layouts, losses, send, moved):
-                        self._pass.refuse(Refused(problem.where, problem.what, problem.remedy))
-                    ones = segments is None
-                    weights = torch.ones_like(losses) if ones else segments.shares.to(losses)
-                    send(weights, collector.arrive, keep=False)
-                return collector.finish()
+                        traced.refuse(Refused(problem.where, problem.what, problem.remedy))
+                    send(weights, consume, keep=False)
+                yield
         finally:
             self.reset()
 

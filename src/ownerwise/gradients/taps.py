@@ -67,7 +67,7 @@ class Tap:
         self.dims = dims
         self.shape = shape
         self.number = number
-        self.build = build
+        self.build: Build = build
         self.key = (func, *[tracked.key for tracked in used], len(self.shape))
         self.layout: Layout | None = None
         self.trials: list[Layout] = []
@@ -77,11 +77,19 @@ class Tap:
         """The call and its parameters, as shown in messages."""
         return f"{name_of(self.func)}({', '.join(tracked.name for tracked in self.used)})"
 
+    def release(self) -> None:
+        """Forget how the gradient is turned into uses, and with that the tensors saved for it."""
+        self.build = _released
+
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Deliver the gradient of the tapped output, before the call's own backward pass."""
         gradient = gradients[self.number]
         if gradient is not None and self.delivery.arrive is not None:
             self.delivery.arrive(self, gradient.reshape(self.shape))
+
+
+def _released(gradient: Tensor, layout: Layout, count: int) -> Iterator[Use]:
+    raise RuntimeError("the gradient of this output has already been turned into uses")
 
 
 Arrive = Callable[[Tap, Tensor], None]

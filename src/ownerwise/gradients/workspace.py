@@ -2,7 +2,9 @@
 
 The operating system provides fresh memory page by page on first write, which on the CPU takes
 longer than many of the computations that use this memory. *Scratch* blocks are valid only within
-one call. *Lent* blocks belong to a contribution and are returned when it is deleted.
+one call. *Lent* blocks belong to a contribution and are returned when it is deleted. Of these, only
+a limited amount is kept: in a large model, they would lie idle beside the activations of the next
+forward pass, whereas fresh blocks take the place of activations that the backward pass has freed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor
 
 __all__ = ["Loan", "Workspace"]
+
+_MOST_KEPT = 64 << 20  # bytes of lent blocks that are kept while nobody uses them
 
 
 class Loan:
@@ -36,6 +40,7 @@ class Workspace:
         self._scratch: dict[object, Tensor] = {}
         # flat blocks, sorted by size
         self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        self._kept = 0  # bytes in these blocks
 
     def scratch(self, key: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return an uninitialised block; the next call with the same key may overwrite it."""
@@ -66,9 +71,11 @@ class Workspace:
         free = self._free.get((like.dtype, like.device), [])
         at = bisect_left(free, size, key=Tensor.numel)
         if at < len(free) and free[at].numel() <= 2 * size:
-            return free.pop(at)[:size].view(shape)
+            block = free.pop(at)
+            self._kept -= block.nbytes
+            return block[:size].view(shape)
         if at and 2 * free[at - 1].numel() >= size:
-            del free[at - 1]
+            self._kept -= free.pop(at - 1).nbytes
         room = size if self.lean else size + size // 8
         return torch.empty(room, dtype=like.dtype, device=like.device)[:size].view(shape)
 
@@ -78,8 +85,9 @@ class Workspace:
 
     def give_back(self, block: Tensor) -> None:
         """Return a borrowed block to the pool; the caller must no longer hold views of it."""
-        if self.lean:
-            return
         whole = block.new_empty(0).set_(block.untyped_storage())  # type: ignore[call-overload]
+        if self.lean or self._kept + whole.nbytes > _MOST_KEPT:
+            return
+        self._kept += whole.nbytes
         free = self._free.setdefault((block.dtype, block.device), [])
         insort(free, whole, key=Tensor.numel)

@@ -49,6 +49,11 @@ class IndividualFilter:
     whose gradient is clipped is charged its clip norm exactly. A spend is a whole number of
     2^-60 of the budget, and every charge is rounded up, so sums are exact.
 
+    A record is known by its place in the data. The data must therefore be the same, in the same
+    order, in every step and after a restart: if two records of one owner change places, which
+    nothing notices, each continues from the other's spends, and one of them may spend up to its
+    budget once more. Spends of whole owners do not depend on the order of their records.
+
     Spends and the set of active records are NOT PRIVATE.
 
     Args:

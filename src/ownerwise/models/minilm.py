@@ -156,8 +156,9 @@ class Encoder(nn.Module):
 
     def forward(self, ids: Tensor, real: Tensor) -> Tensor:
         """Return the states after the last layer."""
-        fixed = self.positions.weight[: ids.shape[1]] + self.segments.weight[0]
-        states = self.norm(self.pieces(ids) + fixed)
+        places = torch.arange(ids.shape[1], device=ids.device)
+        pieces = self.pieces(ids) + self.positions(places)
+        states = self.norm(pieces + self.segments.weight[0])
         for layer in self.layers:
             states = layer(states, real)
         return states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -19,6 +20,7 @@ NO_ANSWER = -1
 
 _released: set[tuple[str, str | None]] = set()
 """Plans whose answers this process has released with secret noise, with their owners."""
+_charging = threading.Lock()  # of two threads with the same plan, the second one is refused
 
 
 def weighted_counts(plan: PatePlan, votes: np.ndarray, classes: int) -> np.ndarray:
@@ -54,8 +56,9 @@ def answer(
     Guarantee: see `PatePlan`. Questions are taken in order until the plan's caps are reached. Votes
     and noise are multiples of one public grid and are added exactly (docs/proofs/arithmetic.md).
 
-    A plan pays for one call. A second one with the same plan and owners is refused in this
-    process, unless the stream has a fixed seed, so the answers are NOT PRIVATE. With `folder`, the
+    A plan pays for one call, which spends every budget unless there are no questions. A second call
+    with the same plan and owners is refused in this process, from any thread, unless the stream has
+    a fixed seed, so the answers are NOT PRIVATE. With `folder`, the
     call is counted on disk before any noise is drawn, and every later call with this folder is
     refused, in any process. Of several processes that train together, only the first may call it.
 
@@ -86,7 +89,9 @@ def answer(
         raise OwnerwiseError(problems)
     noise = Noise(root, purpose="answer")  # an error of the stream comes before the charge
     test_noise = None if plan.test_std is None else Noise(root, purpose="test")
-    _charge(plan, root.private, None if folder is None else Path(folder))
+    if len(counts):
+        with _charging:
+            _charge(plan, root.private, None if folder is None else Path(folder))
     passed = np.ones(len(counts), dtype=bool)
     if plan.test_std is not None and test_noise is not None:
         top = torch.from_numpy(counts.max(axis=1))

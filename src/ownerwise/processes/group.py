@@ -8,6 +8,7 @@ does the work.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ Result = TypeVar("Result")
 
 AWAKE = 0.01
 """For how many seconds a process stays awake while it waits for the others."""
+
+_give_way = getattr(os, "sched_yield", functools.partial(time.sleep, 0))  # not on Windows
 
 
 @dataclass(frozen=True)
@@ -255,7 +258,7 @@ def _finish(work: dist.Work | None) -> None:
     assert work is not None  # this process is in the group
     end = time.perf_counter() + AWAKE
     while not work.is_completed() and time.perf_counter() < end:
-        os.sched_yield()
+        _give_way()
     work.wait()
 
 

@@ -23,19 +23,24 @@ are correct up to 9.4 standard deviations (a normal variate exceeds this with pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ownerwise.randomness.stream import SecretStream, StepStream
+from ownerwise.randomness.stream import SPARE, SecretStream, StepStream
 from ownerwise.torch_internals import flatten_dense_tensors, unflatten_dense_tensors
 
 __all__ = ["Noise", "grid_of", "standard_laplace", "standard_normal"]
 
-_BLOCK = 2**16  # numbers noised together, few enough to stay in cache
+_BLOCK = 2**18  # numbers noised together: few for the cache, many for the threads of torch
+_FEW = 2**15  # up to this many numbers are joined, and drawn for several steps at once
+_LAPLACE_BLOCK = 2**16  # Laplace variates drawn together
 _AHEAD = 64  # largest number of steps drawn together, if each needs few numbers
 _HALF_STEP = torch.tensor(2.0**-64, dtype=torch.float64)
 _COARSEST, FINEST_GRID = 2.0**-20, 2.0**-40
@@ -93,29 +98,31 @@ class Noise:
         grid: float,
         factor: float = 1.0,
         like: Sequence[Tensor] | None = None,
+        overwrite: bool = False,
     ) -> list[Tensor]:
         """Return `sums` plus N(0, std^2) noise, rounded to the grid, times `factor`.
 
         The results have the shapes, dtypes and devices of the tensors in `like`, by default those
-        of `sums`, which is not modified.
+        of `sums`.
+
+        Args:
+            overwrite: whether the results may take the memory of `sums`.
         """
         _check_scale("std", std)
         self._stream.check_process()  # noise drawn ahead must not be used twice
-        size = sum(tensor.numel() for tensor in sums)
-        spread = std / grid
-        if step in self._ahead or 2 * size <= _BLOCK:
-            made = self._made_ahead(step, size, spread)
-            return _noised(
-                sums, grid, factor, lambda start, count: made[start : start + count], like
-            )
+        noised = _Noised(sums, grid, factor, like, overwrite)
+        size, spread = noised.size, std / grid
+        if step in self._ahead or size <= _FEW:
+            noised.add(0, self._made_ahead(step, size, spread))
+            return noised.results()
         stream = self._open(step)
-        return _noised(
-            sums,
-            grid,
-            factor,
-            lambda start, count: standard_normal(stream, count).mul_(spread).round_(),
-            like,
-        )
+        words = np.empty(8 * _BLOCK + SPARE, dtype=np.uint8)
+        memory = torch.empty(3, _BLOCK // 2, dtype=torch.float64)
+        for start in range(0, size, _BLOCK):
+            count = min(_BLOCK, size - start)
+            normals = _box_muller(stream.words(count + count % 2, words), memory)[:count]
+            noised.add(start, normals.mul_(spread).round_(), memory.view(-1))
+        return noised.results()
 
     def laplace(
         self, step: int, sums: Sequence[Tensor], scale: float, grid: float, factor: float = 1.0
@@ -124,12 +131,11 @@ class Noise:
         _check_scale("scale", scale)
         stream = self._open(step)
         spread = scale / grid
-        return _noised(
-            sums,
-            grid,
-            factor,
-            lambda start, count: standard_laplace(stream, count).mul_(spread).round_(),
-        )
+        noised = _Noised(sums, grid, factor)
+        for start in range(0, noised.size, _LAPLACE_BLOCK):
+            count = min(_LAPLACE_BLOCK, noised.size - start)
+            noised.add(start, standard_laplace(stream, count).mul_(spread).round_())
+        return noised.results()
 
     def _open(self, step: int) -> StepStream:
         stream = self._stream.at_step(step)
@@ -144,7 +150,7 @@ class Noise:
         rest are drawn from the same part of the key stream.
         """
         if step not in self._ahead:
-            count = max(1, min(_AHEAD, _BLOCK // max(1, size)))
+            count = max(1, min(_AHEAD, 2 * _FEW // max(1, size)))
             length = size + size % 2
             streams = [self._open(at) for at in range(step, step + count)]
             words = np.concatenate([stream.words(length) for stream in streams])
@@ -198,52 +204,108 @@ def standard_laplace(stream: StepStream, size: int) -> Tensor:
     return a * b - c * d
 
 
-def _box_muller(words: np.ndarray) -> Tensor:
-    """Return one normal variate per word; each pair of words gives a pair of normal variates."""
+def _box_muller(words: np.ndarray, memory: Tensor | None = None) -> Tensor:
+    """Return one normal variate per word, in its place; each pair of words gives a pair of them.
+
+    Args:
+        words: uniform 64-bit words, an even number of them.
+        memory: memory for three numbers per pair, float64 [3, at least the pairs].
+    """
     pairs = torch.from_numpy(words.view("<i8")).view(-1, 2)
+    if memory is None:
+        memory = torch.empty(3, len(pairs), dtype=torch.float64)
+    radius, angle, other = memory[:, : len(pairs)]
     # u = (k + 1/2) 2^-63 in (0, 1], k has 63 bits: the conversion rounds k to 53 significant bits
-    radius = torch.add(_HALF_STEP, (pairs[:, 0] & (2**63 - 1)).double(), alpha=2.0**-63)
-    radius = radius.log_().mul_(-2).sqrt_()
-    angle = pairs[:, 1].double().mul_(math.pi * 2.0**-63)  # uniform on [-pi, pi]
-    normals = torch.empty(len(pairs), 2, dtype=torch.float64)
-    torch.mul(angle.cos(), radius, out=normals[:, 0])
+    radius.copy_(torch.bitwise_and(pairs[:, 0], 2**63 - 1, out=other.view(torch.int64)))
+    torch.add(_HALF_STEP, radius, alpha=2.0**-63, out=radius)
+    radius.log_().mul_(-2).sqrt_()
+    angle.copy_(pairs[:, 1]).mul_(math.pi * 2.0**-63)  # uniform on [-pi, pi]
+    normals = pairs.view(torch.float64)
+    torch.mul(torch.cos(angle, out=other), radius, out=normals[:, 0])
     torch.mul(angle.sin_(), radius, out=normals[:, 1])
     return normals.view(-1)
 
 
-def _noised(
-    sums: Sequence[Tensor],
-    grid: float,
-    factor: float,
-    noise: Callable[[int, int], Tensor],
-    like: Sequence[Tensor] | None = None,
-) -> list[Tensor]:
-    """Return (rounded sums + noise) * grid * factor; `noise` is given in units of the grid.
+class _Noised:
+    """Sums to which noise is added part by part: (rounded sums + noise) * grid * factor.
 
     Every operation is exact or correctly rounded. Scaling by a power of two is exact. Rounding to
-    whole units is exact: a float32 beyond 2^24 units is already whole. The sum of two whole numbers
-    of units is exact in float64 up to 2^53; beyond that, the rounded result depends only on the
+    whole units is exact in float64: a number beyond 2^53 units is already whole. The sum of two
+    whole numbers of units is exact up to 2^53; beyond that, the rounded result depends only on the
     exact sum.
+
+    Args:
+        sums: the sums, whose numbers are counted one tensor after another.
+        grid, factor, like, overwrite: as for `Noise.gaussian`.
+
+    Attributes:
+        size: how many numbers there are.
     """
-    if not sums:
-        return []
-    if len({tensor.device for tensor in sums}) > 1:
-        sums = [tensor.cpu() for tensor in sums]
-    with torch.no_grad():
-        flat = flatten_dense_tensors(sums)
-    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-    noised = torch.empty_like(flat)
-    for start in range(0, len(flat), _BLOCK):
-        block = flat[start : start + _BLOCK]
-        units = noise(start, len(block)).to(flat.device)
-        units.add_(torch.mul(block, 1.0 / grid).round_())
-        torch.mul(units, grid * factor, out=noised[start : start + _BLOCK])
-    like = sums if like is None else like
-    kinds = {(tensor.device, tensor.dtype) for tensor in like}
-    if len(kinds) == 1:  # one conversion for all
-        return list(unflatten_dense_tensors(noised.to(*kinds.pop()), like))
-    shaped = unflatten_dense_tensors(noised, like)
-    return [part.to(t.device, t.dtype) for part, t in zip(shaped, like, strict=True)]
+
+    def __init__(
+        self,
+        sums: Sequence[Tensor],
+        grid: float,
+        factor: float,
+        like: Sequence[Tensor] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        like = sums if like is None else like
+        self._like = like
+        self._grid, self._factor = grid, factor
+        sums = [tensor.detach() for tensor in sums]
+        devices = {tensor.device for tensor in sums}
+        self.size = sum(tensor.numel() for tensor in sums)
+        dtypes = [tensor.dtype for tensor in like]
+        self._joined = 0 < self.size <= _FEW  # saves many short calls
+        if self._joined:
+            sums = sums if len(devices) == 1 else [tensor.cpu() for tensor in sums]
+            sums = [flatten_dense_tensors(sums)]
+            dtypes = dtypes[:1] if len(set(dtypes)) == 1 else [torch.float64]
+        self._sums = [tensor.reshape(-1) for tensor in sums]
+        self._noised = []
+        for flat, own, dtype in zip(self._sums, _own_memory(self._sums), dtypes, strict=True):
+            reused = overwrite and own and flat.dtype == dtype
+            self._noised.append(flat if reused else torch.empty_like(flat, dtype=dtype))
+        self._bounds = list(accumulate(map(len, self._sums), initial=0))
+
+    def add(self, start: int, units: Tensor, memory: Tensor | None = None) -> None:
+        """Add noise to the numbers from `start` on.
+
+        Args:
+            start: the number of the first of them.
+            units: the noise in units of the grid, float64; overwritten.
+            memory: memory for as many numbers, on the CPU.
+        """
+        number = bisect_right(self._bounds, start) - 1
+        while len(units):
+            first, end = self._bounds[number : number + 2]
+            here = slice(start - first, min(end - first, start - first + len(units)))
+            total, out = self._sums[number][here], self._noised[number][here]
+            noise, units = units[: len(out)].to(out.device), units[len(out) :]
+            on_cpu = memory is not None and noise.device == memory.device
+            rounded = memory[: len(noise)] if on_cpu else torch.empty_like(noise)
+            noise.add_(rounded.copy_(total).mul_(1.0 / self._grid).round_())
+            out.copy_(noise.mul_(self._grid * self._factor))
+            start, number = end, number + 1
+
+    def results(self) -> list[Tensor]:
+        """Return the noised sums, in the shapes, dtypes and devices of `like`."""
+        noised: Sequence[Tensor] = self._noised
+        if self._joined:
+            devices = {tensor.device for tensor in self._like}
+            whole = noised[0].to(*devices) if len(devices) == 1 else noised[0]
+            noised = unflatten_dense_tensors(whole, self._like)
+        pairs = zip(noised, self._like, strict=True)
+        return [part.view(t.shape).to(t.device, t.dtype) for part, t in pairs]
+
+
+def _own_memory(tensors: Sequence[Tensor]) -> list[bool]:
+    """Return for each flat tensor whether it fills its memory, which no other of them uses."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    users = Counter(storage.data_ptr() for storage in storages)
+    pairs = zip(tensors, storages, strict=True)
+    return [s.nbytes() == t.nbytes and users[s.data_ptr()] == 1 for t, s in pairs]
 
 
 def _check_scale(name: str, value: float) -> None:

@@ -46,6 +46,8 @@ from ownerwise.processes import Processes
 _STEPS = 2**64
 _WORDS_PER_STEP = 2**65  # 2^64 AES blocks of two 64-bit words
 _FEWEST_WORDS = 256  # drawn at once for coin flips
+_ZEROS = memoryview(bytes(2**21))  # what is encrypted, unless more words are drawn at once
+SPARE = 15  # bytes of a block that the cipher may write beyond the words
 
 
 class SecretStream:
@@ -181,16 +183,22 @@ class StepStream:
         self._position = 0  # words drawn so far
         self._coins = np.zeros(0, dtype=np.uint8)  # drawn ahead
 
-    def words(self, count: int) -> np.ndarray:
-        """Return uniform 64-bit words, uint64 [count]."""
+    def words(self, count: int, memory: np.ndarray | None = None) -> np.ndarray:
+        """Return uniform 64-bit words, uint64 [count].
+
+        Args:
+            count: how many.
+            memory: where to put them, uint8, with at least `SPARE` bytes more than they need.
+        """
         _check_process(self._process)
         if self._position + count > _WORDS_PER_STEP:
             raise OverflowError(f"step {self._step} is exhausted: its counter would overflow")
         self._position += count
         size = 8 * count
-        buffer = np.empty(size + 15, dtype=np.uint8)  # update_into needs a spare block
-        self._encryptor.update_into(bytes(size), buffer.data)
-        return buffer[:size].view("<u8")
+        memory = np.empty(size + SPARE, dtype=np.uint8) if memory is None else memory
+        zeros = _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
+        self._encryptor.update_into(zeros, memory.data)
+        return memory[:size].view("<u8")
 
     def coins(self, count: int) -> np.ndarray:
         """Return fair coin flips, each 0 or 1, uint8 [count]; they are drawn in larger blocks."""

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import zlib
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ownerwise.batches import Batch, device_of, moved
+from ownerwise.batches import Batch
 from ownerwise.errors import OwnerwiseError
 from ownerwise.gradients import (
-    Attributes,
-    Chain,
     ChainGradients,
     PerRecordGradients,
     Segments,
-    Tape,
-    call_model,
-    changed_by_data,
-    full_products,
     uncompiled,
 )
 from ownerwise.mechanisms import (
@@ -37,23 +28,20 @@ from ownerwise.mechanisms import (
     Sensitivity,
     Steering,
     Weights,
-    never_mixes,
-    per_record,
     proven,
 )
 from ownerwise.planning import Plan
 from ownerwise.processes import DrawsOfShare, Processes, Share
 from ownerwise.randomness import StepStream, kept_generators
-from ownerwise.repair import shifted
-from ownerwise.step import separation
-from ownerwise.step.loss_separation import LossCheck
-from ownerwise.step.micro_batches import MicroBatch, Split
-from ownerwise.step.model_separation import check_model, check_part, is_due
+from ownerwise.step.batch_weights import BatchWeights
+from ownerwise.step.micro_batches import MicroBatch
+from ownerwise.step.model_passes import ModelPasses, Work
+from ownerwise.step.model_separation import is_due
 from ownerwise.step.performance import Performance
 from ownerwise.step.plug_separation import checked_factors
 from ownerwise.step.release_sum import ReleaseSum
 from ownerwise.step.rounding import CHARGED_NORM_ERROR, Rounding, loss_roundoff, refuse_imprecise
-from ownerwise.step.secret_rows import Rows, place
+from ownerwise.step.secret_rows import Rows
 
 _FLOAT32_FLOOR = 1e-8  # user-defined rules see smaller float32 norms as this value
 
@@ -102,27 +90,17 @@ class ClippedSums:
     ):
         self.model = model
         self.plan = plan
-        self.loss = per_record(loss)
-        self.plain_loss = loss
         self.clipping = clipping
-        self.weights = weights
-        self.release = release
         self.steering = steering
-        self._shift = shift
         self.not_private = not_private
         self.peek: Peek | None = None
-        self._split = Split(model, performance)
         self.rounding = Rounding.of(plan, model, weights, release or steering, processes.count)
         self._release_sum = (
             None if release is None else ReleaseSum(release, plan, self.rounding.release_slack)
         )
         self._processes = processes
         self._loss_roundoff = loss_roundoff(model)
-        self._device: torch.device | None = None  # of the model, as of the last batch
-        self._batches = 0  # number of batches with at least two records
-        self._weighted = 0  # number of batches that were weighted
         self._exchanged = 0  # number of batches with records in any process
-        self._due = False
         self._proven = proven(clipping)
         self._smallest_clip = float(plan.clip_norms.min())
         self._of = plan.holders
@@ -132,8 +110,18 @@ class ClippedSums:
                 plan, Sensitivity(CHARGED_NORM_ERROR, self.rounding.slack)
             )
         self._reduced_clip_norms = self._of.clip_norms / (1 + self.rounding.slack)
-        self._tape = Tape(model, lean=performance.lean, even=self.filter is not None)
-        self._buffers: list[tuple[str, Tensor, int]] = []  # as of the last forward pass
+        self._batch_weights = (
+            None if weights is None else BatchWeights(weights, plan, self._loss_roundoff, processes)
+        )
+        self.passes = ModelPasses(
+            model,
+            plan,
+            loss,
+            peers_matter=not (weights is release is steering is None),
+            shift=shift,
+            performance=performance,
+            processes=processes,
+        )
 
     def __call__(self, batch: Batch, randomness: Randomness) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients for each trainable parameter."""
@@ -143,7 +131,7 @@ class ClippedSums:
                 "iterate over PoissonBatches(data, plan)"
             )
         self._keep_peek([], None)
-        self._buffers = []
+        self.passes.start()
         if self.filter is not None:
             self.filter.begin()
         empty = batch.records == 0
@@ -155,9 +143,9 @@ class ClippedSums:
         if empty or overflows:
             if self._release_sum is not None:
                 nothing = torch.zeros(self._release_sum.shape, dtype=torch.float64)
-                self._release_sum.noised(nothing, randomness, self._device)
+                self._release_sum.noised(nothing, randomness, self.passes.device)
             return _zeros(self.model)
-        self._device = device_of(self.model)
+        self.passes.find_device()
         with kept_generators(), torch.enable_grad(), uncompiled():
             return self._of_batch(batch, randomness)
 
@@ -167,26 +155,34 @@ class ClippedSums:
         The functions that are passed to `processes` run before an exchange. The first of them also
         begins the work.
         """
-        begun: list[_Work] = []
-        processes, release = self._processes, self._release_sum
+        begun: list[Work] = []
+        processes, passes = self._processes, self.passes
+        release, weighting = self._release_sum, self._batch_weights
         apart = processes.apart if is_due(self._exchanged) else nullcontext
         self._exchanged += 1
 
-        def work() -> _Work:
+        def work() -> Work:
             if not begun:
-                begun.append(self._begin(batch, randomness))
+                together = weighting is not None or release is not None
+                begun.append(passes.begin(batch, randomness, outputs=together))
             return begun[0]
 
         def total() -> list[Tensor]:
             assert release is not None
             with apart():
                 done = work()
-                with torch.no_grad(), self._products():
+                with torch.no_grad(), passes.products():
                     return [release.of(done.micro_batches, done.rows, randomness.parts)]
 
         def losses() -> np.ndarray:
+            assert weighting is not None
             with apart():
-                return self._losses(work(), released, randomness)
+                done = work()
+                passes.check_part(done, released)
+                with torch.set_grad_enabled(done.single):
+                    for micro in done.micro_batches:
+                        passes.evaluate(micro, released, randomness)
+                return weighting.losses_of(done)
 
         def sums() -> list[Tensor]:
             with apart():
@@ -197,11 +193,11 @@ class ClippedSums:
         if release is not None:
             shape = [torch.empty(release.shape, dtype=torch.float64)]
             (count,) = processes.summed(total, shape)
-            released = (release.noised(count, randomness, self._device),)
+            released = (release.noised(count, randomness, passes.device),)
         weights = None
-        if self.weights is not None:
+        if weighting is not None:
             of = np.zeros(0) if batch.share is None else batch.share.of
-            weights = self._weights_of(batch, processes.gathered(losses, of))
+            weights = weighting.of(batch, processes.gathered(losses, of))
         if not processes.several:
             return self._sum_of_work(work(), weights, released, randomness)
         like = _zeros(self.model)
@@ -210,50 +206,9 @@ class ClippedSums:
         self._gather_peek(batch)
         return dict(zip(like, found, strict=True))
 
-    def _begin(self, batch: Batch, randomness: Randomness) -> _Work:
-        """Check the model, split this process's part of the batch, and run it if necessary.
-
-        The outputs of a single micro-batch are kept for its backward pass. Several micro-batches
-        run again one by one, so here they run without gradients, and only if needed.
-        """
-        if not len(batch):
-            return _Work(batch)
-        data, part = moved(batch.data, self._device), moved(batch.part, self._device)
-        if data is not batch.data or part is not batch.part:
-            batch = dataclasses.replace(batch, data=data, part=part)
-        declared = None if self.filter is None else self.plan.records
-        rows = place(batch, self.plan.hardened_rows, randomness.rows, declared)
-        self._check_model(batch, rows, randomness)
-        work = _Work(batch, rows, self._split(rows))
-        if work.single or self.weights is not None or self.release is not None:
-            with torch.set_grad_enabled(work.single), self._products():
-                for micro in work.micro_batches:
-                    self._forward(micro, randomness)
-        return work
-
-    def _losses(
-        self, work: _Work, released: tuple[Tensor, ...], randomness: Randomness
-    ) -> np.ndarray:
-        """Return the losses of this process's elements, float64."""
-        with torch.set_grad_enabled(work.single), self._products():
-            self._check_part(work, released)
-            for micro in work.micro_batches:
-                self._evaluate(micro, released, randomness)
-        return self._losses_of_elements(work)
-
-    def _check_part(self, work: _Work, released: tuple[Tensor, ...]) -> None:
-        """Check once per step whether collating records together has changed them."""
-        if work.part_is_checked or work.rows is None:
-            return
-        work.part_is_checked = True
-        check_part(
-            self.model, self.loss, work.batch, released,
-            fixed_shapes=self.plan.hardened_rows is not None,
-        )  # fmt: skip
-
     def _sum_of_work(
         self,
-        work: _Work,
+        work: Work,
         weights: np.ndarray | None,
         released: tuple[Tensor, ...],
         randomness: Randomness,
@@ -269,8 +224,7 @@ class ClippedSums:
         rows, share = work.rows, work.batch.share
         if rows is None:
             return _zeros(self.model)
-        with torch.set_grad_enabled(work.single), self._products():
-            self._check_part(work, released)
+        self.passes.check_part(work, released)
         if not work.single:
             for micro in work.micro_batches:
                 micro.outputs = micro.losses = None
@@ -287,7 +241,7 @@ class ClippedSums:
                 micro, rows, limits, weights, released, randomness, rule, members
             )
             totals = sums if work.single else _added(totals, sums)
-        self._refuse_written_buffers()
+        self.passes.refuse_written_buffers()
         self._keep_peek(work.micro_batches, rows)
         return totals
 
@@ -303,22 +257,13 @@ class ClippedSums:
         members: np.ndarray | None,
     ) -> dict[nn.Parameter, Tensor]:
         """Return the weighted sum of clipped gradients of one micro-batch."""
-        with self._products():
-            if micro.outputs is None:
-                self._forward(micro, randomness)
-            if micro.losses is None:
-                self._evaluate(micro, released, randomness)
-        losses, segments = micro.losses, micro.segments
+        records = self.passes.backward(micro, released, randomness)
+        losses = micro.losses
         assert losses is not None
-        if micro.chain is None:
-            records = self._tape.backward(losses, segments)
-        else:
-            also = None if micro.check is None else micro.check.joint(losses)
-            records = micro.chain.backward(losses, segments, also=also)
         clips = limits[micro.elements]
         factors = self._factors(records, clips, rule, randomness.parts, rows.total)
         if micro.check is not None:
-            lengths = functools.partial(_lengths, factors, records, segments)
+            lengths = functools.partial(_lengths, factors, records, micro.segments)
             smallest = self._smallest_clip * self._clip_scale
             micro.check.compare(losses, lengths, smallest, rows.total)
         there = None
@@ -374,18 +319,6 @@ class ClippedSums:
             norms, limits, factors = (each[there > 0] for each in (norms, limits, factors))
         self.steering.observe(norms, limits, factors)
 
-    def _products(self) -> AbstractContextManager:
-        """Return the context for outputs and losses.
-
-        The slack for the order of records, and for a release or steering, assumes that other
-        records change only the last bits of a record's results. A less precise kernel for large
-        batches alone would change more.
-        """
-        uncovered = self.weights is None and self.release is None and self.steering is None
-        if uncovered or self.plan.hardened_rows is not None:
-            return nullcontext()
-        return full_products(torch.device("cpu") if self._device is None else self._device)
-
     @property
     def _clip_scale(self) -> float:
         return 1.0 if self.steering is None else self.steering.clip_scale
@@ -418,90 +351,6 @@ class ClippedSums:
             members = torch.as_tensor(classes == number, device=factors.device)
             totals = _added(totals, records.weighted_sum(factors * members))
         return totals or _added({}, _zeros(self.model))
-
-    def _forward(self, micro: MicroBatch, randomness: Randomness) -> None:
-        """Compute the outputs of a micro-batch, with the same dropout masks in every pass."""
-        self._refuse_written_buffers()
-        micro.chain = Chain.of(self.model, micro.inputs)
-        if micro.chain is not None:
-            outputs = micro.chain.forward(micro.inputs)
-        else:
-            # processes must not share masks
-            randomness.layers.enter(micro.number * self._processes.count + self._processes.rank)
-            attributes = Attributes(self.model)
-            with self._tape:
-                outputs = call_model(self.model, micro.inputs)
-            attributes.drop_data()
-            self._buffers = [(name, b, b._version) for name, b in self.model.named_buffers()]
-        micro.outputs = outputs if self._shift is None else shifted(outputs, self._shift)
-
-    def _evaluate(
-        self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
-    ) -> None:
-        """Compute a micro-batch's losses, and begin to check them if gradients will be computed."""
-        if torch.is_grad_enabled():
-            micro.check = self._loss_check(micro, released, randomness)
-        micro.losses = self.loss(micro.outputs, micro.targets, *released)
-
-    def _refuse_written_buffers(self) -> None:
-        """Raise an error if a loss, rule or release wrote to a buffer after the forward pass."""
-        before, self._buffers = self._buffers, []
-        for name, buffer, version in before:
-            if buffer._version != version or self.model.get_buffer(name) is not buffer:
-                raise changed_by_data(name, "the loss, the clipping rule or the release")
-
-    def _check_model(self, batch: Batch, rows: Rows, randomness: Randomness) -> None:
-        """Reject a model that mixes records, before this batch can change its state."""
-        self._due = len(batch) > 1 and is_due(self._batches)
-        self._batches += len(batch) > 1
-        if self._due and Chain.of(self.model, rows.inputs) is None:  # chains never mix records
-            check_model(self.model, batch, randomness.parts)
-
-    def _loss_check(
-        self, micro: MicroBatch, released: tuple[Tensor, ...], randomness: Randomness
-    ) -> LossCheck | None:
-        """Return the loss check for a micro-batch, or None for a loss that cannot mix records."""
-        if not separation.active:
-            return None
-        if not released and never_mixes(self.plain_loss, micro.outputs, micro.targets):
-            return None
-        return LossCheck(
-            self.plain_loss, self.loss, micro.outputs, micro.targets, len(micro),
-            released, randomness.parts, thorough=self._due, segments=micro.segments,
-        )  # fmt: skip
-
-    def _losses_of_elements(self, work: _Work) -> np.ndarray:
-        rows, micro_batches = work.rows, work.micro_batches
-        if rows is None:
-            return np.zeros(0)
-        found = [micro.losses for micro in micro_batches if micro.losses is not None]
-        if self.plan.hardened_rows is None:
-            outputs = [tensor for micro in micro_batches for tensor in micro.output_tensors()]
-            refuse_imprecise(self.plan, [*outputs, *found], self._loss_roundoff)
-        values = [losses.detach().to("cpu", torch.float64).numpy() for losses in found]
-        losses = rows.of_records(values[0] if len(values) == 1 else np.concatenate(values))
-        if rows.segments is not None:
-            # losses of opposite sign would cancel in the mean and magnify their rounding errors
-            losses = rows.segments.means(np.maximum(losses, 0.0))
-        return losses
-
-    def _weights_of(self, batch: Batch, losses: np.ndarray) -> np.ndarray:
-        """Return one checked weight per element of the whole batch, from the losses of all."""
-        assert self.weights is not None
-        owner_index = batch.all_owners()
-        clip_norms = self._of.clip_norms[owner_index]
-        weights = self.weights.weights(losses, clip_norms, owner_index)
-        weights = np.asarray(weights, dtype=np.float64)
-        if weights.shape != losses.shape or not 0 <= weights.min() <= weights.max() <= 1:
-            raise OwnerwiseError(
-                f"{type(self.weights).__name__} returned weights of shape {weights.shape}, or "
-                f"weights outside [0, 1]; expected shape {losses.shape} and values in [0, 1]"
-            )
-        self._weighted += 1
-        if self._processes.several and is_due(self._weighted - 1):
-            checksum = zlib.crc32(weights.tobytes())
-            self._processes.agreed(lambda: ((checksum,), ()), ("the weights of a batch",), 0)
-        return weights
 
     def _factors(
         self,
@@ -555,28 +404,6 @@ class ClippedSums:
                 for column in (peek.losses, peek.norms, peek.factors)
             )
             self.peek = Peek(losses, norms, factors, share.owner_index, peek.active)
-
-
-@dataclass
-class _Work:
-    """What a step has computed so far from this process's part of a batch.
-
-    Attributes:
-        batch: the part, on the model's device.
-        rows: its rows; None if it has no records.
-        micro_batches: the rows, in parts that fit in memory.
-        part_is_checked: whether the records that were collated separately have been compared.
-    """
-
-    batch: Batch
-    rows: Rows | None = None
-    micro_batches: list[MicroBatch] = field(default_factory=list)
-    part_is_checked: bool = False
-
-    @property
-    def single(self) -> bool:
-        """Whether there is a single micro-batch, so its outputs are kept."""
-        return len(self.micro_batches) == 1
 
 
 def _draws_of(share: Share, rows: Rows, randomness: Randomness) -> DrawsOfShare | None:

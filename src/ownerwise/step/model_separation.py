@@ -6,10 +6,10 @@ statistics, attention over the first dimension, or initialisation from the first
 again on each half of them, before the step itself runs. A record's outputs must be the same in both
 runs, up to a relative error of 0.01 / (number of records in the batch). Where float32 is not
 precise enough, the outputs of a float64 copy of the model are compared. The model's state is
-restored, so no change made by a trial run survives. The gradients are compared in the same way, by
-their norms and along a random direction, because hooks and autograd functions can mix records in
-the backward pass alone, and because a record's place in the batch may decide which parameters it
-reaches while these are still equal, as in a table that starts at zero.
+restored, so no change made by a trial run survives. The gradients are compared in a similar way
+(`gradient_separation`), because hooks and autograd functions can mix records in the backward pass
+alone, and because a record's place in the batch may decide which parameters it reaches while these
+are still equal, as in a table that starts at zero.
 
 A `collate` function that pads to the longest record in a batch is checked at every step
 (`Batch.part`): records that were collated separately must have the same losses as in the whole
@@ -23,29 +23,27 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ownerwise.batches import Batch, take
 from ownerwise.errors import OwnerwiseError
-from ownerwise.gradients import PerRecordGradients, State, Tape, changed_by_data
+from ownerwise.gradients import State, Tape, changed_by_data
 from ownerwise.gradients.calls import call_model, tensors_in
 from ownerwise.gradients.separation import (
     Trial,
     close,
     in_float64,
     machine_epsilon,
-    same_outputs,
     separate,
 )
 from ownerwise.randomness import StepStream, kept_generators, random_order
 from ownerwise.step.checks import inputs_and_targets
+from ownerwise.step.gradient_separation import check_gradients
 from ownerwise.step.separation import ROOM
 
 _MOST_RECORDS = 128  # records in a trial run
 _MOST_GRADIENTS = 32  # records in a trial run with a backward pass
-_MOST_HELD = 1 << 24  # numbers in the gradients that are formed at once
 _SHARE_IN_FLOAT32 = 1e-3  # for models that cannot run in float64
 _MOST_IN_FLOAT32 = 1e-2  # for models that agree in float64
 _ROUNDINGS = 8  # for models with less precise outputs
@@ -62,11 +60,12 @@ def is_due(earlier: int) -> bool:
     return (earlier & (earlier - 1)) == 0  # zero or a power of two
 
 
-def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
+def check_model(model: nn.Module, tape: Tape, batch: Batch, stream: StepStream) -> None:
     """Reject a model in which a record's output, or the model's state, depends on other records.
 
     Args:
         model: the model; its state is restored.
+        tape: the model's tape, which learns where the records lie.
         batch: the batch, with two or more records.
         stream: secret random numbers used to choose the records.
     """
@@ -75,7 +74,8 @@ def check_model(model: nn.Module, batch: Batch, stream: StepStream) -> None:
     share = ROOM / len(batch)
     with kept_generators():
         _check_outputs(model, inputs, rows, share)
-        _check_gradients(model, inputs, rows[:_MOST_GRADIENTS], share, stream)
+        rows = rows[:_MOST_GRADIENTS]
+        check_gradients(model, tape, take(inputs, rows), len(rows), share, stream)
 
 
 def check_outputs(
@@ -111,77 +111,8 @@ def _check_outputs(model: nn.Module, inputs: Any, rows: list[int], share: float)
             )
 
 
-def _check_gradients(
-    model: nn.Module, inputs: Any, rows: list[int], share: float, stream: StepStream
-) -> None:
-    """Reject a model in which a record's gradient depends on other records.
-
-    A hook or an autograd function can mix records in the backward pass alone. For each
-    record, the check uses a loss that is linear in the record's outputs and multiplied by a secret
-    factor. The record's gradient must not depend on the other records.
-    """
-    factors = np.exp2(8 * stream.uniforms(max(rows) + 1) - 4)
-    trial = Trial(lambda rows: (take(inputs, rows), factors[rows]), _gradients, rows)
-    pair = trial.run(model).pair
-    if same_outputs(*pair, share):
-        return
-    try:
-        same = same_outputs(*trial.run_in_float64(model).pair, share)
-    except Exception:  # in the model's own precision, single records and directions differ more
-        agreeing = [
-            close(first[at, :1], second[at, :1], _MOST_IN_FLOAT32)
-            for first, second in zip(*pair, strict=True)
-            for at in range(len(first))
-        ]
-        same = 8 * sum(agreeing) >= 7 * len(agreeing)
-    if not same:
-        raise OwnerwiseError(
-            "the gradient of a record changes with the other records in its batch, so its "
-            "influence cannot be bounded: make hooks and autograd functions in the model treat "
-            "each record separately (no norm, maximum or mean over dimension 0)"
-        )
-
-
 def _outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors_in(call_model(model, inputs))]
-
-
-def _gradients(model: nn.Module, inputs: Any, factors: np.ndarray) -> list[Tensor]:
-    """Return features of the gradients of losses that are linear in the outputs, times factors."""
-    with torch.enable_grad():
-        tape = Tape(model)
-        with tape:
-            outputs = call_model(model, inputs)
-        losses: Tensor | None = None
-        for output in tensors_in(outputs):
-            if not output.requires_grad or not output.dim() or len(output) != len(factors):
-                continue
-            flat = output.flatten(1) if output.dim() > 1 else output[:, None]
-            numbers = torch.Generator().manual_seed(flat.shape[1])
-            coefficients = torch.randn(flat.shape[1], generator=numbers).to(flat)
-            values = flat @ coefficients
-            losses = values if losses is None else losses + values
-        if losses is None:
-            return []
-        return [_features(tape.backward(losses * torch.as_tensor(factors).to(losses)))]
-
-
-def _features(gradients: PerRecordGradients) -> Tensor:
-    """Return each gradient's norm and its product with a random direction, `[records, 2]`."""
-    products = torch.zeros(len(gradients), dtype=torch.float64)
-    numbers = torch.Generator().manual_seed(0)
-    size = sum(parameter.numel() for parameter in gradients.parameters)
-    directions = {
-        parameter: torch.randn(parameter.numel(), generator=numbers, dtype=torch.float32)
-        for parameter in gradients.parameters
-    }
-    at_once = max(1, _MOST_HELD // max(1, size))
-    for start in range(0, len(gradients), at_once):
-        stop = min(start + at_once, len(gradients))
-        for parameter, formed in gradients.per_record(start, stop).items():
-            rows = formed.reshape(stop - start, -1)
-            products[start:stop] += (rows @ directions[parameter].to(rows)).double().cpu()
-    return torch.stack([gradients.norms.double().cpu(), products], dim=1)
 
 
 def check_part(

@@ -487,7 +487,7 @@ class PrivateStep:
         unloaded = isinstance(batch.data, Unloaded)
         if not self._tried and len(batch) and not unloaded:
             with self._processes.apart():
-                refuse_unusable(self.model, self._sums.plain_loss, batch)
+                refuse_unusable(self.model, self._sums.passes.plain_loss, batch)
             self._tried = True
         if self.private and batch.private and step_hooks(self.optimizer):
             raise OwnerwiseError(

@@ -28,8 +28,7 @@ GRID_TOLERANCE = 1e-4
 NORM_ERROR = 1e-5
 """Largest relative error of a computed gradient norm."""
 CHARGED_NORM_ERROR = 5e-4
-"""By how much a norm is rounded up before it is charged by individual accounting. Norms from Gram
-matrices may be too small by about 1e-4 (`gradients.contributions.grams`)."""
+"""By how much a norm is rounded up before it is charged by individual accounting."""
 _NORM_ROUNDOFFS = 100.0  # error of a norm in models of low precision, in their roundoffs
 RELEASE_SLACK = 1e-3
 """Allowance for rounding, both to the grid and in other rows, in a release with sensitivity 1."""

@@ -70,7 +70,7 @@ class RunRandomness:
 
         Args:
             step: the step.
-            sums: the weighted sum of clipped gradients for each parameter.
+            sums: the weighted sum of clipped gradients for each parameter; may be overwritten.
             clip_scale: factor applied to all clip norms and to the noise.
             factor: factor applied to the noised sums.
         """
@@ -78,7 +78,8 @@ class RunRandomness:
         numbers = sum(total.numel() for total in sums.values())
         grid = grid_of(std, numbers, GRID_ROOM * self._smallest_clip_norm * clip_scale)
         like = list(sums)
-        noised = self.noise.gaussian(step, list(sums.values()), std, grid, factor, like)
+        totals = list(sums.values())
+        noised = self.noise.gaussian(step, totals, std, grid, factor, like, overwrite=True)
         return dict(zip(like, noised, strict=True))
 
     def _released(self, step: int, total: Tensor) -> Tensor:

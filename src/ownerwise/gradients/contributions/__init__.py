@@ -10,7 +10,12 @@ from ownerwise.gradients.contributions.blocks import (
     sum_of_outer_products,
     sums_in_float64,
 )
-from ownerwise.gradients.contributions.contribution import Contribution, Dense, few_rows
+from ownerwise.gradients.contributions.contribution import (
+    Contribution,
+    Dense,
+    few_rows,
+    sketch_of,
+)
 from ownerwise.gradients.contributions.convolved import Convolved, Geometry
 from ownerwise.gradients.contributions.ghost import shared_ghost_norms
 from ownerwise.gradients.contributions.grouped import Grouped
@@ -32,6 +37,7 @@ __all__ = [
     "SharedLeft",
     "few_rows",
     "shared_ghost_norms",
+    "sketch_of",
     "sum_of_outer_products",
     "sums_in_float64",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from ownerwise.gradients.contributions.blocks import (
@@ -20,7 +21,9 @@ from ownerwise.gradients.contributions.blocks import (
 )
 from ownerwise.gradients.precision import accumulation_dtype, masked, row_norms
 
-__all__ = ["Contribution", "Dense", "few_rows"]
+__all__ = ["Contribution", "Dense", "few_rows", "sketch_of"]
+
+_AT_ONCE = 1 << 22  # numbers in the gradients that are formed at once for a sketch
 
 
 def few_rows(weights: Tensor) -> Tensor | None:
@@ -32,6 +35,21 @@ def few_rows(weights: Tensor) -> Tensor | None:
     if 2 * int(weights.count_nonzero()) >= len(weights):
         return None
     return weights.nonzero().squeeze(1)
+
+
+def sketch_of(formed: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return the inner products of gradients `[records, *shape]` with outer products.
+
+    Args:
+        formed: the gradients.
+        left, right: the factors of the outer products, `[products, rows]` and `[products,
+            columns]`, where the parameter has `rows` rows of `columns` numbers.
+
+    Returns:
+        The inner products, `[records, products]`.
+    """
+    parts = formed.reshape(len(formed), left.shape[1], right.shape[1])
+    return ((parts @ right.T.to(parts)) * left.T.to(parts)).sum(dim=1)
 
 
 class Contribution(ABC):
@@ -66,6 +84,13 @@ class Contribution(ABC):
     @abstractmethod
     def partial_sum(self, weights: Tensor, start: int, stop: int) -> Tensor:
         """Return the weighted sum over a range of records, with the weights of that range."""
+
+    def sketch(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the inner products of each g_i with outer products; see `sketch_of`."""
+        step = max(1, _AT_ONCE // max(1, left.shape[1] * right.shape[1]))
+        starts = range(0, self.count, step)
+        formed = (self.per_record(start, min(start + step, self.count)) for start in starts)
+        return torch.cat([sketch_of(gradients, left, right) for gradients in formed])
 
     @abstractmethod
     def drop(self, bad: Tensor) -> None:

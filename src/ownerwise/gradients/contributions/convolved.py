@@ -2,9 +2,7 @@
 
 A record's weight gradient is `sum_t gradient[:, t] (x) patch[t]` over output positions t. Patches
 are cut in channels-last format, so that their innermost dimension is contiguous, and for only a few
-records at a time, so that they stay in cache. For the six layers of the CIFAR CNN at batch size
-256, this method took 1.25 times as long as torch's batch weight gradient (97 versus 78 ms, two
-threads, best of repeated runs).
+records at a time, so that they stay in cache. docs/benchmarks.md compares this with other ways.
 """
 
 from __future__ import annotations

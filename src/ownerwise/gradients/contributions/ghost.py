@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ownerwise.gradients.contributions.contribution import Contribution
-from ownerwise.gradients.contributions.grams import gram, squares_and_bounds
+from ownerwise.gradients.contributions.grams import gram, inner_products, squares_and_bounds
 from ownerwise.gradients.contributions.lookup import Lookup
 from ownerwise.gradients.contributions.outer import GRAM, TRAFFIC, Outer
 from ownerwise.gradients.memory_budget import MemoryBudget
@@ -71,4 +71,4 @@ def _products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         return _products(b, a, dtype).mT
     if b.dim() == 2:
         return a.gather(2, b[:, None, :].expand(-1, a.shape[1], -1))
-    return torch.bmm(a, b.mT)
+    return inner_products(a, b)

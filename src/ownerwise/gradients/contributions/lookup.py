@@ -50,6 +50,11 @@ class Lookup(Contribution):
         full.index_add_(0, (ids + shift).flatten(), gradient.flatten(0, 1))
         return full.unflatten(0, (len(ids), rows))
 
+    def sketch(self, left: Tensor, right: Tensor) -> Tensor:
+        """See `Contribution`."""
+        ids, gradient = self.left_right(0, self.count)
+        return ((gradient @ right.T.to(gradient)) * left.T.to(gradient)[ids]).sum(dim=1)
+
     @property
     def one_term(self) -> bool:
         """See `Contribution`."""

@@ -32,6 +32,7 @@ from ownerwise.gradients.precision import (
     row_norms,
     without_huge,
 )
+from ownerwise.gradients.products import product, products
 from ownerwise.gradients.segments import Segments
 from ownerwise.gradients.workspace import Loan
 
@@ -39,9 +40,10 @@ __all__ = ["Outer", "OuterProducts", "SharedLeft"]
 
 # The cost of one float of a held gradient (one write, one read for the norm, one read for the sum),
 # in multiply-adds of a large matrix product: estimates for two cores, AVX-512 and 48 MB of cache.
-TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 20, 110, 32 << 20
+# 64 terms of 384 x 384 numbers take about as long either way; Gram matrices need less memory.
+TRAFFIC_IN_CACHE, TRAFFIC, CACHE_BYTES = 28, 110, 32 << 20
 # A rough factor by which multiply-adds are slower in Gram matrices, because these are small.
-GRAM = 1.5
+GRAM = 1.2
 
 
 class SharedLeft:
@@ -115,7 +117,9 @@ class OuterProducts(Contribution):
         if way == "hold":
             like = self.left[:0].to(self.dtype)
             held = self.budget.workspace.lend((self.count, self.rows * self.columns), like)
-        step = self.records_at_once(way)
+        step, threads = self.records_at_once(way), torch.get_num_threads()
+        if step > threads:
+            step -= step % threads  # otherwise some threads would wait for the last records
         parts, bounds = [], []
         for start in range(0, self.count, step):
             stop = min(start + step, self.count)
@@ -139,7 +143,7 @@ class OuterProducts(Contribution):
         form = self.terms * self.rows * columns
         ghost = GRAM * self.terms * self.terms * (self.rows + columns)
         size = 4 * self.count * self.rows * columns
-        traffic = (TRAFFIC_IN_CACHE if size < CACHE_BYTES else TRAFFIC) * self.rows * columns
+        traffic = (TRAFFIC_IN_CACHE if size <= CACHE_BYTES else TRAFFIC) * self.rows * columns
         replaced = self.left.nbytes + self.right.nbytes
         if traffic <= min(ghost, form) and self.budget.may_hold(size, replaced):
             return "hold"
@@ -160,8 +164,8 @@ class OuterProducts(Contribution):
         """Return the gradients of a range of records, `[records, rows * columns]`."""
         left, right = self.left_right(start, stop)
         if into is None:
-            return torch.bmm(left.mT, right).view(stop - start, -1)
-        torch.bmm(left.mT, right, out=into.view(len(left), -1, self.columns))
+            return products(left.mT, right).view(stop - start, -1)
+        products(left.mT, right, out=into.view(len(left), -1, self.columns))
         return into
 
     def sums_of(self, segments: Segments) -> Tensor:
@@ -182,12 +186,12 @@ class OuterProducts(Contribution):
             left, right = left.flatten(0, 1), right.flatten(0, 1)
             if segments.equal:
                 left, right = (part.unflatten(0, (last - first, -1)) for part in (left, right))
-                torch.bmm(left.mT, right, out=total[first:last])
+                products(left.mT, right, out=total[first:last])
             else:
                 counts = (segments.sizes[first:last] * self.terms).tolist()
                 parts = zip(left.split(counts), right.split(counts), strict=True)
                 for number, (d, a) in enumerate(parts, first):
-                    torch.mm(d.mT, a, out=total[number])
+                    total[number] = product(d.mT, a)
             first = last
         return self.shaped(total.flatten(1))
 
@@ -280,7 +284,14 @@ class Outer(OuterProducts):
         left, right = self._scaled(left, right, weights)
         if left.stride(0) < left.stride(1):  # time comes first in memory: avoid a copy
             left, right = left.transpose(0, 1), right.transpose(0, 1)
-        return left.flatten(0, 1).mT @ right.flatten(0, 1)
+        return product(left.flatten(0, 1).mT, right.flatten(0, 1))
+
+    def sketch(self, left: Tensor, right: Tensor) -> Tensor:
+        """See `Contribution`."""
+        if self.held is not None:
+            return super().sketch(left, right)
+        d, a = self.left_right(0, self.count)
+        return ((d @ left.T.to(d)) * (a @ right.T.to(a))).sum(dim=1)
 
     def _scaled(self, left: Tensor, right: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         scale = weights[:, None, None]

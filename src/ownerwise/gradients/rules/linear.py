@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional
 
 from ownerwise.gradients.calls import Function
 from ownerwise.gradients.contributions import Dense, Outer
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.precision import accumulation_dtype
+from ownerwise.gradients.products import Linear
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.saved import Saved
 from ownerwise.gradients.taps import Use
@@ -33,7 +33,7 @@ def project(
 ) -> Tensor:
     """Run `linear` on data and tap its output; other rules also use this."""
     matrix, offset = context.tracked(weight), context.tracked(bias)
-    output = functional.linear(input, context.value(weight), context.value(bias))
+    output = Linear.of(input, context.value(weight), context.value(bias))
     used = [tracked for tracked in (matrix, offset) if tracked is not None]
     if not used:
         return output
@@ -78,7 +78,7 @@ def addmm(
         return NotImplemented
     if offset is None and not context.is_constant(input):
         return NotImplemented
-    output = func(context.value(input), mat1, context.value(mat2))
+    output = Linear.of(mat1, context.value(mat2).t(), context.value(input))
     used = [tracked for tracked in (matrix, offset) if tracked is not None]
     saved = Saved(mat1, f"addmm({used[0].name})") if matrix is not None else None
     budget = context.budget

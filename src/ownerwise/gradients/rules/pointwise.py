@@ -19,13 +19,14 @@ from ownerwise.gradients.contributions import Call, Dense
 from ownerwise.gradients.layout import Layout
 from ownerwise.gradients.precision import accumulation_dtype
 from ownerwise.gradients.problems import Refused
+from ownerwise.gradients.products import Tanh
 from ownerwise.gradients.repetition import part_for, use_of
 from ownerwise.gradients.rules.context import Context
 from ownerwise.gradients.taps import Use
 from ownerwise.gradients.tracked_parameters import TrackedParameter
 from ownerwise.torch_internals import pytree
 
-__all__ = ["POINTWISE", "as_single_record", "pointwise", "repeating"]
+__all__ = ["POINTWISE", "as_single_record", "pointwise", "repeating", "tanh"]
 
 NAMES = (
     *("add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide"),
@@ -154,3 +155,10 @@ def _tap_broadcast(
 
     # expand shares memory between records; a copy lets the model write to one of them
     return context.tap(func, output.clone(), [tracked], new, build)
+
+
+def tanh(context: Context, func: Function, input: Tensor, **options: Any) -> Any:
+    """Handle `tanh` of data, for which some processors have a faster kernel."""
+    if options or context.tracked(input) is not None or context.is_constant(input):
+        return NotImplemented
+    return Tanh.of(input)

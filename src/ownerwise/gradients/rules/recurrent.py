@@ -215,23 +215,18 @@ def _lstm_direction(
     """
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases or (None, None)
-    input = input.contiguous()
-    saved, first = Saved(input, "lstm"), Saved(firsts[0], "lstm")
-
-    def states_before() -> Tensor:  # called in the backward pass, when `outputs` below is set
-        ends, states = first.get()[None], outputs.get()
-        return torch.cat([states[1:], ends] if order.step < 0 else [ends, states[:-1]])
-
+    columns = input.shape[2]
+    joined = input.new_empty(*input.shape[:2], columns + w_hh.shape[1])
     shape = (*input.shape[:2], len(w_ih))
     loan = context.budget.workspace.loan(shape, input)
-    products = [(w_hh, b_hh, states_before), (w_ih, b_ih, saved.get)]
+    products = [(w_hh, b_hh, lambda: joined[..., columns:])]
+    products.append((w_ih, b_ih, lambda: joined[..., :columns]))
     zeros = _tapped_zeros(context, func, input, shape, products, loan)
     bias = None if b_ih is None else context.value(b_ih) + context.value(b_hh)
     matrices = (context.value(w_ih), context.value(w_hh))
     out, last_cell = LSTM.apply(  # type: ignore[misc]
-        input, zeros, *firsts, *matrices, bias, order, loan, context.delivery
+        input, zeros, *firsts, *matrices, bias, order, joined, loan, context.delivery
     )
-    outputs = Saved(out, "lstm")
     return out, out[order[-1]], last_cell
 
 
@@ -250,9 +245,10 @@ def _tapped_zeros(
         shape: the shape of the gates, `[T, B, gates]`.
         products: each matrix and bias that contribute to the gates, and a function that returns the
             inputs of the matrix, `[T, B, columns]`.
-        loan: the memory in which the gradient may be stored.
+        loan: the memory in which the gradient may be stored. The zeros are then never read, so
+            they are left out.
     """
-    zeros = input.new_zeros(()).expand(shape)
+    zeros = input.new_zeros(()).expand(shape) if loan is None else input.new_empty(shape)
     tracked = [(context.tracked(m), context.tracked(b), right) for m, b, right in products]
     used = [parameter for *pair, _ in tracked for parameter in pair if parameter is not None]
     if not used:

@@ -15,7 +15,7 @@ from ownerwise.gradients.rules.guards import as_strided, view
 from ownerwise.gradients.rules.linear import addmm, linear, matmul
 from ownerwise.gradients.rules.normalisation import batch_norm, normalisation
 from ownerwise.gradients.rules.packed import index_select, pack
-from ownerwise.gradients.rules.pointwise import POINTWISE, pointwise, repeating
+from ownerwise.gradients.rules.pointwise import POINTWISE, pointwise, repeating, tanh
 from ownerwise.gradients.rules.recurrent import cell, recurrent
 from ownerwise.torch_internals import pack_padded_sequence
 
@@ -56,6 +56,8 @@ RULES: dict[Function, Rule] = {
     torch.broadcast_to: repeating,
     Tensor.index_select: index_select,
     pack_padded_sequence: pack,
+    torch.tanh: tanh,
+    Tensor.tanh: tanh,
     Tensor.view: view,
     Tensor.as_strided: as_strided,
     torch.as_strided: as_strided,
@@ -66,5 +68,5 @@ RULES: dict[Function, Rule] = {
 WITHOUT_DATA = frozenset({repeating, embedding})
 """Rules that also handle calls with parameters but without data."""
 
-WITHOUT_PARAMETERS = frozenset({batch_norm, view, as_strided, index_select, pack})
+WITHOUT_PARAMETERS = frozenset({batch_norm, view, as_strided, index_select, pack, tanh})
 """Rules that also handle calls with data through which no parameter gradient flows."""
