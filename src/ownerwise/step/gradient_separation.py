@@ -41,18 +41,18 @@ _MOST_IN_OWN_PRECISION = 1e-2  # difference for models that cannot run in float6
 
 
 def check_gradients(
-    model: nn.Module, tape: Tape, inputs: Any, share: float, stream: StepStream
+    model: nn.Module, tape: Tape, inputs: Any, count: int, share: float, stream: StepStream
 ) -> None:
     """Reject a model in which a record's gradient depends on other records.
 
     Args:
         model: the model; its state is restored.
         tape: the model's tape, which learns where the records lie.
-        inputs: the inputs of two or more records, in secret random order.
+        inputs: the inputs of the records, in secret random order.
+        count: the number of records, at least two.
         share: the largest change that is allowed, relative to the gradient.
         stream: secret random numbers.
     """
-    count = len(tensors_in(inputs)[0])
     drawn = stream.uniforms(3 * count).reshape(3, count)
     proportions = np.stack([np.cos(2 * np.pi * drawn[2]), np.sin(2 * np.pi * drawn[2])], 1)
     factors = np.exp2(8 * drawn[:2] - 4)[:, :, None] * proportions

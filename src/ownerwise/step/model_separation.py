@@ -74,7 +74,8 @@ def check_model(model: nn.Module, tape: Tape, batch: Batch, stream: StepStream) 
     share = ROOM / len(batch)
     with kept_generators():
         _check_outputs(model, inputs, rows, share)
-        check_gradients(model, tape, take(inputs, rows[:_MOST_GRADIENTS]), share, stream)
+        rows = rows[:_MOST_GRADIENTS]
+        check_gradients(model, tape, take(inputs, rows), len(rows), share, stream)
 
 
 def check_outputs(
