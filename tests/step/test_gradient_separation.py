@@ -1,5 +1,7 @@
 """The check of a model's gradients: few passes, and what it finds where layouts are shared."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -84,7 +86,7 @@ def test_a_check_costs_few_passes_and_the_step_one(monkeypatch):
 class Swapping(Model):
     """Two records, known by their contents, are in each other's places in the first layer."""
 
-    pair = None
+    pair: Any = None
 
     def order(self, x):
         order = torch.arange(len(x))
