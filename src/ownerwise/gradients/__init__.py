@@ -27,11 +27,11 @@ and broadcasts of plain parameters; and, through vmap, any other call that treat
 separately.
 
 Refusals. The tape observes which dimension the records lie along instead of guessing it
-(`layout`), and confirms it in every batch in which data may move records (`relocation`). A call
-that cannot be shown to treat records separately, a parameter used where the tape does not see it,
-an input changed in place, and batch statistics all raise `Refused` with a remedy. Some problems,
-such as mixing records before the first layer or through a detached statistic, are not visible in
-any gradient; `check(model, inputs)` finds those.
+(`layout`). It confirms this in every batch with more records than any before, or in which data may
+move records (`relocation`). A call that cannot be shown to treat records separately, a parameter
+used where the tape does not see it, an input changed in place, and batch statistics all raise
+`Refused` with a remedy. Some problems, such as mixing records before the first layer or through a
+detached statistic, are not visible in any gradient; `check(model, inputs)` finds those.
 
 Formal guarantees. With factors |f_i| <= C_i / norms[i], removing record i changes `weighted_sum`
 by at most C_i in L2 norm, up to rounding. (On five benchmark models at their initial weights, with

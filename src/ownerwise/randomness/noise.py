@@ -283,8 +283,10 @@ class _Noised:
             here = slice(start - first, min(end - first, start - first + len(units)))
             total, out = self._sums[number][here], self._noised[number][here]
             noise, units = units[: len(out)].to(out.device), units[len(out) :]
-            on_cpu = memory is not None and noise.device == memory.device
-            rounded = memory[: len(noise)] if on_cpu else torch.empty_like(noise)
+            if memory is None or memory.device != noise.device:
+                rounded = torch.empty_like(noise)
+            else:
+                rounded = memory[: len(noise)]
             noise.add_(rounded.copy_(total).mul_(1.0 / self._grid).round_())
             out.copy_(noise.mul_(self._grid * self._factor))
             start, number = end, number + 1

@@ -1,9 +1,10 @@
 """Check that no record's gradient depends on other records, for `model_separation`.
 
 Hooks and autograd functions can mix records in the backward pass alone, and a record's place in the
-batch may decide which parameters it reaches. Each record gets a loss that is linear in its outputs
-and multiplied by a secret factor, positive or negative. Records run together and in halves, and
-their gradients are compared by random projections (`gradients.sketches`).
+batch may decide which parameters it reaches. Each record gets a loss that is linear in its outputs:
+a sum of two random functions of them, in secret proportions, multiplied by a secret factor. So some
+gradients agree and others oppose each other, on which mixing may depend. Records run together and
+in halves, and their gradients are compared by random projections (`gradients.sketches`).
 
 The quick comparison, which nearly all models pass:
 
@@ -52,8 +53,9 @@ def check_gradients(
         share: the largest change that is allowed, relative to the gradient.
         stream: secret random numbers.
     """
-    drawn = 2 * stream.uniforms(2 * count).reshape(2, count) - 1
-    factors = np.copysign(np.exp2(8 * abs(drawn) - 4), drawn)  # gradients may oppose each other
+    drawn = stream.uniforms(3 * count).reshape(3, count)
+    proportions = np.stack([np.cos(2 * np.pi * drawn[2]), np.sin(2 * np.pi * drawn[2])], 1)
+    factors = np.exp2(8 * drawn[:2] - 4)[:, :, None] * proportions
     own = Tape(model)
     if not _agree(model, own, inputs, factors, share) and not _agree_carefully(
         model, inputs, factors, share
@@ -73,7 +75,7 @@ def _agree(model: nn.Module, tape: Tape, inputs: Any, factors: np.ndarray, share
     def trial(tape: Tape, rows: list[int], **options: Any) -> Trial:
         def arguments(rows: list[int]) -> tuple[Any, ...]:
             given = factors[0 if rows == everything else 1, rows]
-            return tape, take(inputs, rows), given, factors[0, rows] / given
+            return tape, take(inputs, rows), given, _lengths(factors[0, rows]) / _lengths(given)
 
         return Trial(arguments, _sketches, rows, **options)
 
@@ -122,20 +124,30 @@ def _sketches(
     factors: np.ndarray,
     scales: np.ndarray,
 ) -> list[Tensor]:
-    """Return sketches of the gradients of losses that are linear in the outputs, times factors."""
+    """Return sketches of the gradients of losses that are linear in the outputs.
+
+    Args:
+        model, inputs: the model and the records.
+        tape: knows where the records lie, or finds out.
+        factors: of two random functions of each record's outputs, `[records, 2]`.
+        scales: numbers by which the sketches are multiplied, `[records]`.
+    """
     with torch.enable_grad():
         with tape:
             outputs = call_model(model, inputs)
         losses: Tensor | None = None
+        numbers = torch.Generator().manual_seed(0)
         for output in tensors_in(outputs):
             if not output.requires_grad or not output.dim() or len(output) != len(factors):
                 continue
             flat = output.flatten(1) if output.dim() > 1 else output[:, None]
-            numbers = torch.Generator().manual_seed(flat.shape[1])
-            coefficients = torch.randn(flat.shape[1], generator=numbers).to(flat)
-            values = flat @ coefficients
+            functions = torch.randn(flat.shape[1], 2, generator=numbers).to(flat)
+            values = ((flat @ functions) * torch.from_numpy(factors).to(flat)).sum(dim=1)
             losses = values if losses is None else losses + values
         if losses is None:
             return []
-        losses = losses * torch.as_tensor(factors).to(losses)
         return [tape.sketches(losses) * torch.from_numpy(scales)[:, None]]
+
+
+def _lengths(factors: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(factors, axis=1)
