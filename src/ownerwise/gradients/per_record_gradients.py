@@ -228,8 +228,8 @@ def _shared_norms(
             rest += group
         else:
             yield found
-    # Bounds come first: they may form the gradients of segments, from which the sum is computed too.
-    # Norms of gradients that are formed in another way would differ where rows cancel each other.
+    # Bounds come first: they may form the gradients of segments, which are then those of the sum.
+    # Where rows cancel each other, gradients that are formed in another way have other norms.
     bounds = [_bound_of(use) for _, use in rest]
     parts = []
     for start, stop in _chunks(rest, count, budget.chunk_bytes):
