@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from ownerwise.gradients import Tape, products
@@ -165,6 +166,31 @@ def test_gradients_and_their_gradients(kind, calls):
         else:
             assert torch.allclose(results[0], first, rtol=1e-5, atol=1e-4)
             assert torch.allclose(results[1], second, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's forward mode
+@pytest.mark.parametrize("kind", [Linear, Tanh])
+def test_other_ways_to_differentiate(kind, calls):
+    """As in networks that solve differential equations, whose outputs are derivatives."""
+    weight = torch.randn(256, 256) / 16
+    layer = (lambda x: Linear.of(x, weight)) if kind is Linear else Tanh.of
+    plain = (lambda x: functional.linear(x, weight)) if kind is Linear else torch.tanh
+    x, along = torch.randn(2, 3, 70, 256)
+
+    def forward_mode(layer):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(layer(forward_ad.make_dual(x, along))).tangent.clone()
+
+    for derive in (
+        forward_mode,
+        lambda layer: torch.func.jvp(layer, (x,), (along,))[1],
+        lambda layer: torch.func.grad(lambda x: layer(x).square().sum())(x),
+        lambda layer: torch.vmap(layer)(x),
+    ):
+        assert torch.allclose(derive(layer), derive(plain), rtol=1e-4, atol=1e-5)
+    before = len(calls)
+    layer(x)
+    assert (len(calls) > before) == (calls.possible and kind is Linear)
 
 
 def test_a_weight_that_data_made_keeps_its_gradient(calls):

@@ -228,13 +228,16 @@ def _shared_norms(
             rest += group
         else:
             yield found
+    # Bounds come first: they may form the gradients of segments, which are then those of the sum.
+    # Where rows cancel each other, gradients that are formed in another way have other norms.
+    bounds = [_bound_of(use) for _, use in rest]
     parts = []
     for start, stop in _chunks(rest, count, budget.chunk_bytes):
         formed = _form(rest, start, stop)
         squares = [row_norms(g.reshape(len(g), -1)).square_() for g in formed.values()]
         parts.append(torch.stack(squares).sum(dim=0))
     if parts:
-        yield torch.cat(parts), torch.stack([_bound_of(use) for _, use in rest]).sum(dim=0)
+        yield torch.cat(parts), torch.stack(bounds).sum(dim=0)
 
 
 def _bound_of(contribution: Contribution) -> Tensor:

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional
 
 from ownerwise.gradients.precision import autocasts
-from ownerwise.torch_internals import aten, onednn_linear
+from ownerwise.torch_internals import aten, in_transform, onednn_linear
 
 __all__ = ["Linear", "Tanh", "affine", "product", "products", "tanh"]
 
@@ -46,6 +47,8 @@ def _faster(multiply_adds: int, *factors: Tensor | None) -> bool:
     given = [factor for factor in factors if factor is not None]
     if torch.is_grad_enabled() and any(factor.requires_grad for factor in given):
         return False  # oneDNN's product has no derivative
+    if in_transform() or any(unpack_dual(factor).tangent is not None for factor in given):
+        return False  # autograd functions work neither in torch.func nor in forward mode
     return all(
         f.dtype == torch.float32 and f.device.type == "cpu" and f.layout == torch.strided
         for f in given
