@@ -342,7 +342,8 @@ def _squares_of(left: Tensor, right: Tensor) -> Tensor:
     entries of the sums. Rounding errors are added to the norms, so that no norm is too small.
     """
     if _gram_is_cheaper(left.shape[1], left.shape[2], right.shape[2]):
-        return squares_from_grams(gram(left), gram(right), lambda i: left[i].mT @ right[i])
+        entries = left.shape[2] + right.shape[2]
+        return squares_from_grams(gram(left), gram(right), entries, lambda i: left[i].mT @ right[i])
     most = (left.norm(dim=2) * right.norm(dim=2)).sum(dim=1)
     roundings = max(HIDDEN_ROUNDINGS, left.shape[1]) * torch.finfo(left.dtype).eps
     return (torch.bmm(left.mT, right).flatten(1).norm(dim=1) + roundings * most).square()

@@ -78,7 +78,7 @@ def test_no_norm_is_too_small(kind, apart, terms):
 
 
 def test_the_limit_is_where_rounding_begins_to_matter():
-    """Just above the limit, where nothing is formed, no square is too small, or 0.4% too large."""
+    """Just above the limit, where nothing is formed, no square is too small, or 0.6% too large."""
     torch.manual_seed(0)
     ratios = []
     for _ in range(200):
@@ -92,18 +92,18 @@ def test_the_limit_is_where_rounding_begins_to_matter():
             formed.append(number)
             return torch.zeros(1)
 
-        found = squares_from_grams(gram(left), gram(right), form).double()
+        found = squares_from_grams(gram(left), gram(right), 64, form).double()
         true = torch.bmm(left.double().mT, right.double()).square().sum(dim=(1, 2))
         kept = [number for number in range(8) if number not in formed]
         ratios += (found / true)[kept].tolist()
-    assert 1 <= min(ratios) < 1 + 1e-4
-    assert 1 + 2e-3 < max(ratios) < 1 + 4e-3
+    assert 1 <= min(ratios) < 1 + 1e-3
+    assert 1 + 4e-3 < max(ratios) < 1 + 6e-3
 
 
 def test_double_precision_and_zero_records():
     left, right = torch.randn(3, 4, 5).double(), torch.randn(3, 4, 6).double()
     left[1] = 0
-    found = squares_from_grams(gram(left), gram(right), lambda number: pytest.fail("formed"))
+    found = squares_from_grams(gram(left), gram(right), 11, lambda number: pytest.fail("formed"))
     torch.testing.assert_close(found, torch.bmm(left.mT, right).square().sum(dim=(1, 2)))
     assert found[1] == 0
 
@@ -111,6 +111,8 @@ def test_double_precision_and_zero_records():
 def test_what_is_not_finite_stays_so():
     left = torch.randn(2, 3, 4)
     left[0, 0, 0] = torch.nan
-    found = squares_from_grams(gram(left), gram(torch.randn(2, 3, 4)), lambda number: left[number])
+    found = squares_from_grams(
+        gram(left), gram(torch.randn(2, 3, 4)), 8, lambda number: left[number]
+    )
     assert found[0].isnan()
     assert found[1].isfinite()

@@ -48,7 +48,7 @@ def shared_ghost_norms(
         right = gram(torch.cat([right for _, right in pairs], dim=1))
         rows = [torch.cat([_products(a, b, right.dtype) for b, _ in pairs], 2) for a, _ in pairs]
         form = partial(_formed, uses, start)
-        square, bound = squares_and_bounds(torch.cat(rows, dim=1), right, form)
+        square, bound = squares_and_bounds(torch.cat(rows, dim=1), right, height + width, form)
         squares.append(square)
         bounds.append(bound)
     return torch.cat(squares), torch.cat(bounds)

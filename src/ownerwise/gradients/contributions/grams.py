@@ -21,14 +21,15 @@ from ownerwise.gradients.products import products
 __all__ = ["gram", "inner_products", "squares_and_bounds", "squares_from_grams"]
 
 # A squared norm smaller than this many rounding errors of its upper bound is not trusted: rounding
-# it up would make the norm too large by more than 0.2%.
+# it up would make the norm too large by more than 1.3%.
 TRUSTED_ROUNDINGS = 1e4
-# By how much a squared norm is rounded up, in rounding errors of the square of its upper bound.
-# With constant factors that nearly cancel, of 1 to 30,000 entries, squares were too small by up to
-# 12 of them.
-GRAM_ROUNDINGS = 32
-# Products that are added one after another; a longer sum of like ones rounds in one direction.
-_AT_ONCE = 512
+# By how much a squared norm is rounded up, in rounding errors of the square of its upper bound: at
+# least, for each entry of a term's factors, and at most. With two kinds of terms that nearly
+# cancel, of equal entries each, squares were too small by up to 3 of them for 32 entries, 40 for
+# 512, and 92 for up to 30,000 (2 to 200 terms, by either library of `products`).
+GRAM_ROUNDINGS, ENTRY_ROUNDINGS, MOST_ROUNDINGS = 32, 0.25, 256
+# Products that one call adds up; a longer sum of like ones rounds in one direction.
+_AT_ONCE = 4096
 # The error allowed for forming and summing a gradient, in units of the rounding error of the upper
 # bound on its norm.
 HIDDEN_ROUNDINGS = 4
@@ -48,19 +49,22 @@ def inner_products(left: Tensor, right: Tensor) -> Tensor:
     return total
 
 
-def squares_from_grams(left: Tensor, right: Tensor, form: Callable[[int], Tensor]) -> Tensor:
+def squares_from_grams(
+    left: Tensor, right: Tensor, entries: int, form: Callable[[int], Tensor]
+) -> Tensor:
     """Return squared norms, `[count]`; see `squares_and_bounds`."""
-    return squares_and_bounds(left, right, form)[0]
+    return squares_and_bounds(left, right, entries, form)[0]
 
 
 def squares_and_bounds(
-    left: Tensor, right: Tensor, form: Callable[[int], Tensor]
+    left: Tensor, right: Tensor, entries: int, form: Callable[[int], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return squared norms and the sums of the norms of each record's terms, `[count]` each.
 
     Args:
         left: inner products of the left factors, `[count, terms, terms]`.
         right: inner products of the right factors, of the same shape; overwritten.
+        entries: the number of entries of a left and a right factor together.
         form: returns the gradient of the record at the given index.
     """
     lengths = [p.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt_() for p in (left, right)]
@@ -68,7 +72,8 @@ def squares_and_bounds(
     squares = right.mul_(left).sum(dim=(1, 2))
     rounding = torch.finfo(squares.dtype).eps
     lost = squares < TRUSTED_ROUNDINGS * rounding * most.square()
-    squares.addcmul_(most, most, value=GRAM_ROUNDINGS * rounding)
+    added = min(GRAM_ROUNDINGS + ENTRY_ROUNDINGS * entries, MOST_ROUNDINGS)
+    squares.addcmul_(most, most, value=added * rounding)
     roundings = max(HIDDEN_ROUNDINGS, left.shape[1]) * rounding  # one for each term that is added
     if lost.any():
         for number in lost.nonzero().flatten().tolist():

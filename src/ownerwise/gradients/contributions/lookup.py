@@ -34,7 +34,9 @@ class Lookup(Contribution):
         ids, gradient = self.left_right(0, self.count)
         if self.terms <= PAIRWISE_LIMIT:
             same = (ids[:, :, None] == ids[:, None, :]).to(self.dtype)
-            return squares_from_grams(gram(gradient), same, lambda i: self.per_record(i, i + 1))
+            return squares_from_grams(
+                gram(gradient), same, self.shape[1], lambda i: self.per_record(i, i + 1)
+            )
         owner = torch.arange(self.count, device=ids.device)
         keys, place = torch.unique(ids + owner[:, None] * self.shape[0], return_inverse=True)
         rows = gradient.new_zeros(len(keys), self.shape[1])

@@ -158,7 +158,8 @@ class OuterProducts(Contribution):
         def form(number: int) -> Tensor:
             return self.per_record(start + number, start + number + 1)
 
-        return squares_and_bounds(left_gram, gram(right), form)
+        entries = left.shape[2] + right.shape[2]
+        return squares_and_bounds(left_gram, gram(right), entries, form)
 
     def _form(self, start: int, stop: int, into: Tensor | None = None) -> Tensor:
         """Return the gradients of a range of records, `[records, rows * columns]`."""
