@@ -92,7 +92,7 @@ def silent(monkeypatch):
     """Remove the noise from the step."""
     monkeypatch.setattr(
         Noise, "gaussian",
-        lambda self, step, sums, std, grid, factor=1.0, like=None: [
+        lambda self, step, sums, std, grid, factor=1.0, like=None, overwrite=False: [
             (total * factor).to(part) for total, part in zip(sums, like, strict=True)
         ],
     )  # fmt: skip

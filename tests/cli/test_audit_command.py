@@ -73,8 +73,8 @@ def test_an_unreadable_file_of_audits_is_refused_before_the_audit(folder, conten
 def test_a_failed_comparison_is_an_error(folder, capsys, monkeypatch):
     real = Noise.gaussian
 
-    def quieter(self, step, sums, std, *further):
-        return real(self, step, sums, std / 4, *further)
+    def quieter(self, step, sums, std, *further, **options):
+        return real(self, step, sums, std / 4, *further, **options)
 
     monkeypatch.setattr(Noise, "gaussian", quieter)
     assert main(["audit", str(folder), "--canaries", "80"]) == 2

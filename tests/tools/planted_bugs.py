@@ -42,8 +42,8 @@ def make_plan(unit: str = "record", **options) -> ow.Plan:
 def noise_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Noise.gaussian
 
-    def gaussian(self, step, sums, std, *further):
-        return real(self, step, sums, std / 2, *further)
+    def gaussian(self, step, sums, std, *further, **options):
+        return real(self, step, sums, std / 2, *further, **options)
 
     monkeypatch.setattr(Noise, "gaussian", gaussian)
 
@@ -159,8 +159,8 @@ def noise_by_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process adds noise of its own before the sums are added."""
     real = Noise.gaussian
 
-    def gaussian(self, step, sums, std, *further):
-        return real(self, step, sums, std * math.sqrt(Processes.here().count), *further)
+    def gaussian(self, step, sums, std, *further, **options):
+        return real(self, step, sums, std * math.sqrt(Processes.here().count), *further, **options)
 
     monkeypatch.setattr(Noise, "gaussian", gaussian)
 
@@ -169,7 +169,7 @@ def noise_by_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process expects another one to add the noise."""
     real = Noise.gaussian
 
-    def gaussian(self, step, sums, std, grid, factor=1.0, like=None):
+    def gaussian(self, step, sums, std, grid, factor=1.0, like=None, overwrite=False):
         noised = real(self, step, sums, std, grid, factor, like)
         if not Processes.here().several:
             return noised
