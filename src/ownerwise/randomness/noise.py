@@ -253,20 +253,20 @@ class _Noised:
         like = sums if like is None else like
         self._like = like
         self._grid, self._factor = grid, factor
-        sums = [tensor.detach() for tensor in sums]
-        devices = {tensor.device for tensor in sums}
         self.size = sum(tensor.numel() for tensor in sums)
-        dtypes = [tensor.dtype for tensor in like]
         self._joined = 0 < self.size <= _FEW  # saves many short calls
         if self._joined:
-            sums = sums if len(devices) == 1 else [tensor.cpu() for tensor in sums]
-            sums = [flatten_dense_tensors(sums)]
-            dtypes = dtypes[:1] if len(set(dtypes)) == 1 else [torch.float64]
-        self._sums = [tensor.reshape(-1) for tensor in sums]
+            self._sums = [_joined(sums)]
+            dtypes = {tensor.dtype for tensor in like}
+            dtype = dtypes.pop() if len(dtypes) == 1 else torch.float64
+            self._noised = [torch.empty_like(self._sums[0], dtype=dtype)]
+            self._bounds = [0, self.size]
+            return
+        self._sums = [tensor.detach().reshape(-1) for tensor in sums]
         self._noised = []
-        for flat, own, dtype in zip(self._sums, _own_memory(self._sums), dtypes, strict=True):
-            reused = overwrite and own and flat.dtype == dtype
-            self._noised.append(flat if reused else torch.empty_like(flat, dtype=dtype))
+        for flat, own, part in zip(self._sums, _own_memory(self._sums), like, strict=True):
+            reused = overwrite and own and flat.dtype == part.dtype
+            self._noised.append(flat if reused else torch.empty_like(flat, dtype=part.dtype))
         self._bounds = list(accumulate(map(len, self._sums), initial=0))
 
     def add(self, start: int, units: Tensor, memory: Tensor | None = None) -> None:
@@ -295,11 +295,20 @@ class _Noised:
         """Return the noised sums, in the shapes, dtypes and devices of `like`."""
         noised: Sequence[Tensor] = self._noised
         if self._joined:
-            devices = {tensor.device for tensor in self._like}
-            whole = noised[0].to(*devices) if len(devices) == 1 else noised[0]
-            noised = unflatten_dense_tensors(whole, self._like)
+            kinds = {(tensor.device, tensor.dtype) for tensor in self._like}
+            if len(kinds) == 1:  # one conversion for all
+                return list(unflatten_dense_tensors(noised[0].to(*kinds.pop()), self._like))
+            noised = unflatten_dense_tensors(noised[0], self._like)
         pairs = zip(noised, self._like, strict=True)
         return [part.view(t.shape).to(t.device, t.dtype) for part, t in pairs]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all numbers, one tensor after another."""
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    with torch.no_grad():
+        return flatten_dense_tensors(tensors)
 
 
 def _own_memory(tensors: Sequence[Tensor]) -> list[bool]:
